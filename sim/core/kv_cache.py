@@ -1,0 +1,165 @@
+"""Slots for a request: lookup, admission, extension, commitment and release.
+
+Knows requests and the pool; decides nothing about who is scheduled. Rules: vLLM 0.32, `KVCacheManager.allocate_slots`
+and `FullAttentionManager`, for one group of full attention.
+"""
+
+from __future__ import annotations
+
+from sim.core.block_pool import BlockPool
+from sim.core.request import Request
+from sim.records import EVICTED, FREED, HASHED, HIT, TAKEN, BlockOperation
+
+
+class KVCache:
+    """Block tables over one pool.
+
+    `drop_last_hit_block`: EAGLE-like drafters recompute the last block of a hit, since the drafter needs the hidden
+    states in front of the point of generation.
+    """
+
+    __slots__ = (
+        "block_size",
+        "drop_last_hit_block",
+        "enable_prefix_caching",
+        "max_model_len",
+        "operations",
+        "pool",
+        "watermark_blocks",
+    )
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_model_len: int,
+        *,
+        enable_prefix_caching: bool = True,
+        drop_last_hit_block: bool = False,
+        watermark: float = 0.0,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.enable_prefix_caching = enable_prefix_caching
+        self.drop_last_hit_block = drop_last_hit_block
+        self.watermark_blocks = int(watermark * pool.num_blocks)
+        self.operations: list[BlockOperation] = []
+
+    def take_operations(self) -> list[BlockOperation]:
+        """Block operations since the last call, in order."""
+        operations = self.operations
+        self.operations = []
+        return operations
+
+    def lookup(self, request: Request) -> list[int]:
+        """The longest run of cached blocks that covers at most num_tokens - 1, less the dropped last block."""
+        if not self.enable_prefix_caching:
+            return []
+        find = self.pool.cache.find
+        hit: list[int] = []
+        for index in range((request.num_tokens - 1) // self.block_size):
+            block = find(request.block_hash(index))
+            if block is None:
+                break
+            hit.append(block)
+        if hit and self.drop_last_hit_block:
+            hit.pop()
+        return hit
+
+    def extend(self, request: Request, num_new_tokens: int, num_lookahead_tokens: int) -> bool:
+        """Slots for a running request's next tokens. False, and nothing changed, if blocks are lacking."""
+        end = request.num_computed_tokens + num_new_tokens
+        slots = end + num_lookahead_tokens
+        if slots > self.max_model_len:
+            slots = self.max_model_len
+        block_size = self.block_size
+        table = request.block_table
+        need = (slots + block_size - 1) // block_size - len(table)
+        if need > 0:
+            if need > self.pool.num_free:
+                return False
+            self._take(request, need)
+        tokens = request.num_tokens
+        if end < tokens:
+            tokens = end
+        if tokens // block_size > request.num_cached_blocks:
+            self.commit(request, tokens)
+        return True
+
+    def admit(
+        self,
+        request: Request,
+        hit: list[int],
+        num_computed_tokens: int,
+        num_new_tokens: int,
+        num_lookahead_tokens: int,
+        somebody_runs: bool,
+    ) -> bool:
+        """Slots for a waiting request: whole-prompt check, watermark, then blocks. False and nothing changed if not."""
+        block_size = self.block_size
+        pool = self.pool
+        refs = pool.refs
+        idle = 0
+        for block in hit:
+            if refs[block] == 0:
+                idle += 1
+        held = len(hit)
+        watermark = self.watermark_blocks if somebody_runs else 0
+        whole = min(request.num_tokens, self.max_model_len)
+        need = max((whole + block_size - 1) // block_size - held, 0) + idle
+        if need + watermark > pool.num_free:
+            return False
+        end = num_computed_tokens + num_new_tokens
+        slots = min(end + num_lookahead_tokens, self.max_model_len)
+        new = max((slots + block_size - 1) // block_size - held, 0)
+        if new + idle + watermark > pool.num_free:
+            return False
+        if hit:
+            pool.touch(hit)
+            request.block_table.extend(hit)
+            self.operations.append((HIT, request.index, hit))
+        request.num_cached_blocks = held
+        if new:
+            self._take(request, new)
+        self.commit(request, min(end, request.num_tokens))
+        return True
+
+    def _take(self, request: Request, count: int) -> None:
+        taken, evicted = self.pool.take(count)
+        if evicted:
+            self.operations.append((EVICTED, request.index, evicted))
+        self.operations.append((TAKEN, request.index, taken))
+        request.block_table.extend(taken)
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """Full blocks up to num_tokens join the prefix cache."""
+        full = num_tokens // self.block_size
+        first = request.num_cached_blocks
+        if full <= first or not self.enable_prefix_caching:
+            return
+        blocks = request.block_table[first:full]
+        insert = self.pool.cache.insert
+        for number, block in enumerate(blocks, first):
+            insert(block, request.block_hash(number))
+        request.num_cached_blocks = full
+        self.operations.append((HASHED, request.index, blocks))
+
+    def free(self, request: Request) -> None:
+        """Let go of all blocks, walking the table backwards."""
+        walk = request.block_table
+        if walk:
+            walk.reverse()
+            self.pool.release(walk)
+            self.operations.append((FREED, request.index, walk))
+            request.block_table = []
+        request.num_cached_blocks = 0
+
+    def reset(self) -> bool:
+        """Empty the prefix cache; False, and nothing changed, while any block is held."""
+        if self.pool.num_free != self.pool.num_blocks - 1:
+            return False
+        evicted = self.pool.cache.clear()
+        if evicted:
+            self.operations.append((EVICTED, -1, evicted))
+        return True

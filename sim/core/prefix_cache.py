@@ -1,0 +1,67 @@
+"""Which block holds which content: hash to blocks, first inserted first.
+
+Knows nothing of free queues or references. Two blocks may hold the same content (vLLM does not deduplicate); a lookup
+finds the one inserted first.
+"""
+
+from __future__ import annotations
+
+
+class PrefixCache:
+    """Hash to block, and block to hash."""
+
+    __slots__ = ("_duplicates", "_first", "hashes")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.hashes: list[int | None] = [None] * num_blocks
+        """By block id: the hash of its content, None if it has none."""
+        self._first: dict[int, int] = {}
+        self._duplicates: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        """Number of blocks that have a hash."""
+        return len(self._first) + sum(map(len, self._duplicates.values()))
+
+    def find(self, block_hash: int) -> int | None:
+        """The block that holds this content, the first inserted if several do."""
+        return self._first.get(block_hash)
+
+    def insert(self, block: int, block_hash: int) -> None:
+        """Give a block its hash.
+
+        Raises:
+            ValueError: the block has one already; nothing has been changed.
+        """
+        if self.hashes[block] is not None:
+            raise ValueError(f"block {block} has a hash already")
+        self.hashes[block] = block_hash
+        if block_hash in self._first:
+            self._duplicates.setdefault(block_hash, []).append(block)
+        else:
+            self._first[block_hash] = block
+
+    def evict(self, block: int) -> None:
+        """Take a block's hash away. The block must have one."""
+        block_hash = self.hashes[block]
+        if block_hash is None:
+            raise ValueError(f"block {block} has no hash")
+        self.hashes[block] = None
+        others = self._duplicates.get(block_hash)
+        if others is None:
+            del self._first[block_hash]
+            return
+        if self._first[block_hash] == block:
+            self._first[block_hash] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del self._duplicates[block_hash]
+
+    def clear(self) -> list[int]:
+        """Take all hashes away; returns the blocks that had one, by id."""
+        had = [block for block, block_hash in enumerate(self.hashes) if block_hash is not None]
+        for block in had:
+            self.hashes[block] = None
+        self._first.clear()
+        self._duplicates.clear()
+        return had

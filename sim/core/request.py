@@ -1,0 +1,136 @@
+"""A request's counters and its legal transitions.
+
+Knows nothing of pools, schedulers or time. `arrival` is only compared.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+WAITING: Final = 0
+RUNNING: Final = 1
+PREEMPTED: Final = 2
+FINISHED: Final = 3
+STATUS_NAMES: Final = ("waiting", "running", "preempted", "finished")
+
+_LEGAL: Final = (
+    (False, True, False, True),  # waiting: admitted, or aborted
+    (False, False, True, True),  # running: preempted, stopped or aborted
+    (False, True, False, True),  # preempted: admitted again, stopped by output that was in flight, or aborted
+    (False, False, False, False),  # finished: for good
+)
+
+
+class IllegalTransition(Exception):
+    """A request was asked for a transition that its status does not have. Nothing has been changed."""
+
+
+class Content(Protocol):
+    """What a request's tokens are, as far as the prefix cache has to know."""
+
+    def block_hash(self, parent: int, index: int) -> int:
+        """Hash of the full block number `index`, given the hash of the block before it (0 for the first).
+
+        Two blocks have the same hash if and only if they and all blocks before them hold the same tokens
+        (up to collisions of a 64-bit hash).
+        """
+
+
+class Request:
+    """One request as the scheduler sees it. Counters are vLLM's, in tokens."""
+
+    __slots__ = (
+        "arrival",
+        "async_tokens_to_discard",
+        "block_hashes",
+        "block_table",
+        "content",
+        "drop_stale_output",
+        "id",
+        "index",
+        "is_prefill_chunk",
+        "max_tokens",
+        "num_cached_blocks",
+        "num_computed_tokens",
+        "num_drafts",
+        "num_in_flight_tokens",
+        "num_output_limit",
+        "num_output_placeholders",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_stale_output_tokens",
+        "num_tokens",
+        "priority",
+        "status",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        index: int,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        content: Content,
+        *,
+        arrival: int = 0,
+        priority: int = 0,
+        num_output_limit: int | None = None,
+    ) -> None:
+        if num_prompt_tokens < 1 or max_tokens < 1:
+            raise ValueError(f"request {id}: a prompt of {num_prompt_tokens} and max_tokens of {max_tokens}; both >= 1")
+        self.id = id
+        self.index = index
+        self.arrival = arrival
+        self.priority = priority
+        self.content = content
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.num_output_limit = max_tokens if num_output_limit is None else min(max_tokens, num_output_limit)
+        """Outputs after which the request stops: max_tokens, or less where an end token comes first."""
+        self.status: int = WAITING
+        self.num_tokens = num_prompt_tokens
+        """Confirmed tokens: prompt and delivered output."""
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_drafts = 0
+        """Drafts proposed for the next frame."""
+        self.num_in_flight_tokens = 0
+        self.num_stale_output_tokens = 0
+        """Tokens of frames in flight whose request has been preempted since (0.27 on)."""
+        self.drop_stale_output = False
+        self.async_tokens_to_discard = 0
+        """0.22 to 0.26: what a reset of running requests marked for discarding."""
+        self.is_prefill_chunk = False
+        """After its last schedule the request was still short of its confirmed tokens."""
+        self.num_preemptions = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[int] = []
+        self.num_cached_blocks = 0
+        """Leading blocks of the table that have joined the prefix cache since admission."""
+
+    def become(self, status: int) -> None:
+        """Change the status.
+
+        Raises:
+            IllegalTransition: the transition is not in the table; nothing has been changed.
+        """
+        if not _LEGAL[self.status][status]:
+            raise IllegalTransition(f"request {self.id}: {STATUS_NAMES[self.status]} to {STATUS_NAMES[status]}")
+        self.status = status
+
+    def block_hash(self, index: int) -> int:
+        """Hash of full block `index`, computed once. The request must have (index + 1) full blocks of tokens."""
+        hashes = self.block_hashes
+        known = len(hashes)
+        while known <= index:
+            hashes.append(self.content.block_hash(hashes[known - 1] if known else 0, known))
+            known += 1
+        return hashes[index]
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.id!r}, {STATUS_NAMES[self.status]}, num_tokens={self.num_tokens}, "
+            f"num_computed_tokens={self.num_computed_tokens}, placeholders={self.num_output_placeholders})"
+        )

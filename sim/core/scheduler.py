@@ -1,0 +1,378 @@
+"""The scheduler: who computes how much in the next step, and what a returned step changes.
+
+Knows requests, slots and rules; no clock, no device. Sync and async differ in one thing: with async scheduling a frame's
+output is taken for granted in placeholders before it is known. Rules: vLLM's V1 scheduler; what differs between its
+versions comes in as `Rules`.
+"""
+
+from __future__ import annotations
+
+from sim.core.batch import BatchBuilder
+from sim.core.block_pool import BlockPool
+from sim.core.crash import EngineCrash
+from sim.core.draft_length import draft_length_table
+from sim.core.kv_cache import KVCache
+from sim.core.prefix_cache import PrefixCache
+from sim.core.queues import FcfsQueue, PriorityQueue, WaitingQueue
+from sim.core.request import FINISHED, PREEMPTED, RUNNING, WAITING, Request
+from sim.core.settings import Rules, Settings
+from sim.records import DISCARDED, FRESH, STALE_DELIVERED, STALE_DROPPED, UNKNOWN, Batch, Interruption, Returned
+
+
+class Scheduler:
+    """Running and waiting requests over one block pool."""
+
+    __slots__ = (
+        "_draft_lengths",
+        "_draft_slots",
+        "_num_schedules",
+        "_rules",
+        "_settings",
+        "_token_budget",
+        "_unreported_finish",
+        "kv_cache",
+        "num_preemptions",
+        "pool",
+        "prefix_cache_hits",
+        "prefix_cache_queries",
+        "requests",
+        "running",
+        "waiting",
+    )
+
+    def __init__(self, settings: Settings, rules: Rules) -> None:
+        self._settings = settings
+        self._rules = rules
+        cache = PrefixCache(settings.num_gpu_blocks)
+        self.pool = BlockPool(settings.num_gpu_blocks, cache, rules.freeing)
+        self.kv_cache = KVCache(
+            self.pool,
+            settings.block_size,
+            settings.max_model_len,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            drop_last_hit_block=settings.drop_last_hit_block,
+            watermark=settings.watermark,
+        )
+        self._token_budget = settings.max_num_scheduled_tokens or settings.max_num_batched_tokens
+        self._draft_slots = settings.draft_slots if rules.draft_slots_per_request else 0
+        self._draft_lengths: list[int] | None = None
+        if settings.num_speculative_tokens_per_batch_size:
+            self._draft_lengths = draft_length_table(
+                settings.num_speculative_tokens_per_batch_size, settings.num_speculative_tokens, settings.max_num_seqs
+            )
+        self.requests: dict[str, Request] = {}
+        """Unfinished requests by id."""
+        self.running: list[Request] = []
+        self.waiting: WaitingQueue = PriorityQueue() if settings.priority else FcfsQueue()
+        self._num_schedules = 0
+        self._unreported_finish = False
+        self.num_preemptions = 0
+        self.prefix_cache_queries = 0
+        """Tokens looked up at first admissions."""
+        self.prefix_cache_hits = 0
+
+    def has_requests(self) -> bool:
+        """Whether a schedule is due: requests are unfinished, or finished and the workers do not know yet."""
+        return bool(self.requests) or self._unreported_finish
+
+    def add(self, request: Request) -> None:
+        """A new request joins the waiting queue.
+
+        Raises:
+            ValueError: its id is in use.
+        """
+        if request.id in self.requests:
+            raise ValueError(f"request id {request.id!r} is in use")
+        self.requests[request.id] = request
+        self.waiting.add(request)
+
+    def schedule(self) -> Batch:
+        """Decide the next step. The batch may be empty."""
+        settings = self._settings
+        batch = Batch(self._num_schedules, settings.num_lookahead_tokens, settings.max_model_len)
+        self._num_schedules += 1
+        builder = BatchBuilder(batch, self._token_budget, settings.max_num_batched_tokens, self._draft_slots)
+        threshold = settings.long_prefill_token_threshold
+        if self._rules.lone_prefill_exempt and len(self.running) + len(self.waiting) <= 1:
+            threshold = 0
+        prefill_scheduled = self._schedule_running(builder, threshold)
+        batch.num_running_frames = len(batch.requests)
+        if not batch.preempted:
+            self._schedule_waiting(builder, threshold, prefill_scheduled)
+        self._advance(batch)
+        batch.block_operations = self.kv_cache.take_operations()
+        self._unreported_finish = False
+        return batch
+
+    def _schedule_running(self, builder: BatchBuilder, threshold: int) -> bool:
+        """Frames for the running requests, in list order; returns whether one of them was a prefill chunk."""
+        settings = self._settings
+        running = self.running
+        extend = self.kv_cache.extend
+        draft_slots = self._draft_slots
+        lookahead = settings.num_lookahead_tokens
+        longest = settings.max_model_len - 1
+        prefill_scheduled = False
+        index = 0
+        while index < len(running) and builder.token_budget > 0 and builder.input_budget > draft_slots:
+            request = running[index]
+            placeholders = request.num_output_placeholders
+            computed = request.num_computed_tokens
+            if placeholders > 0 and computed + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens:
+                index += 1  # What is in flight is sure to finish it.
+                continue
+            known = request.num_tokens + placeholders
+            num_tokens = known + request.num_drafts - computed
+            if 0 < threshold < num_tokens:
+                num_tokens = threshold
+            num_tokens = min(num_tokens, builder.token_budget, builder.input_budget - draft_slots, longest - computed)
+            if num_tokens <= 0 and not (num_tokens < 0 and self._rules.negative_frames):
+                index += 1
+                continue
+            while not extend(request, num_tokens, lookahead):
+                victim = self._victim()
+                position = running.index(victim) if settings.priority else len(running) - 1
+                del running[position]
+                scheduled = builder.remove(victim)
+                if position < index and (scheduled or self._rules.skipped_victim_moves_index):
+                    index -= 1
+                self._preempt(victim, False)
+                builder.batch.preempted.append(victim)
+                if victim is request:
+                    return prefill_scheduled
+            prefill_scheduled |= request.is_prefill_chunk
+            num_drafts = 0
+            if request.num_drafts:
+                num_drafts = max(min(num_tokens + computed - known, request.num_drafts), 0)
+                request.num_drafts = 0
+            builder.add(request, num_tokens, num_drafts, computed)
+            index += 1
+        return prefill_scheduled
+
+    def _victim(self) -> Request:
+        """Whom to preempt: the last of the running list, or the largest (priority, arrival), the first on a tie."""
+        if self._settings.priority:
+            return max(self.running, key=_priority_and_arrival)
+        return self.running[-1]
+
+    def _schedule_waiting(self, builder: BatchBuilder, threshold: int, prefill_scheduled: bool) -> None:
+        """Admissions, in queue order, until one does not fit."""
+        settings = self._settings
+        kv_cache = self.kv_cache
+        waiting = self.waiting
+        batch = builder.batch
+        draft_slots = self._draft_slots
+        num_spec_tokens = settings.num_speculative_tokens
+        may_pad = num_spec_tokens > 0 and self._draft_lengths is None and not prefill_scheduled
+        passed_over: list[Request] = []
+        while builder.token_budget > 0 and len(waiting) > 0 and builder.input_budget > draft_slots:
+            if len(self.running) >= settings.max_num_seqs:
+                break
+            request = waiting.peek()
+            if self._rules.stale_output.must_wait(request):
+                passed_over.append(waiting.pop())
+                continue
+            hit = kv_cache.lookup(request)
+            num_hit = len(hit) * settings.block_size
+            num_tokens = request.num_tokens - num_hit
+            budget = min(builder.token_budget, builder.input_budget - draft_slots)
+            num_drafts = 0
+            if num_tokens == 1 and may_pad:
+                num_tokens = self._rules.padding(
+                    num_hit, num_spec_tokens, budget, settings.max_model_len, batch.num_running_frames > 0
+                )
+                if num_tokens == 0:
+                    break
+                num_drafts = num_tokens - 1
+            if 0 < threshold < num_tokens:
+                num_tokens = threshold
+                if num_drafts and not self._rules.padding_survives_threshold:
+                    raise EngineCrash(
+                        f"request {request.id}: padded to 1 + {num_spec_tokens} tokens, then cut by a "
+                        f"long_prefill_token_threshold of {threshold}"
+                    )
+            num_tokens = min(num_tokens, budget)
+            if not kv_cache.admit(
+                request, hit, num_hit, num_tokens, settings.num_lookahead_tokens, len(self.running) > 0
+            ):
+                break
+            waiting.pop()
+            resumed = request.status == PREEMPTED
+            if not resumed:
+                self.prefix_cache_queries += request.num_tokens
+                self.prefix_cache_hits += num_hit
+            request.become(RUNNING)
+            request.num_computed_tokens = num_hit
+            self.running.append(request)
+            batch.resumed.append(resumed)
+            batch.hits += num_hit
+            builder.add(request, num_tokens, num_drafts, num_hit)
+        for request in reversed(passed_over):
+            waiting.put_back(request)
+
+    def _advance(self, batch: Batch) -> None:
+        """Count the batch as computed and, with async scheduling, its output as placeholders."""
+        num_spec_tokens = self._settings.num_speculative_tokens
+        if self._draft_lengths is not None and batch.requests:
+            num_spec_tokens = self._draft_lengths[len(batch.requests)]
+        batch.num_spec_tokens = num_spec_tokens
+        promises = self._settings.async_scheduling
+        samples = batch.samples
+        total = 0
+        for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts, strict=True):
+            total += num_tokens
+            computed = request.num_computed_tokens + num_tokens
+            request.num_computed_tokens = computed
+            request.num_in_flight_tokens += num_tokens
+            if computed < request.num_tokens + request.num_output_placeholders:
+                request.is_prefill_chunk = True
+                samples.append(False)
+                continue
+            request.is_prefill_chunk = False
+            samples.append(True)
+            if promises:
+                request.num_output_placeholders += 1 + num_drafts
+                request.num_drafts = num_spec_tokens
+        batch.total_tokens = total
+
+    def _preempt(self, request: Request, by_reset: bool) -> None:
+        """Take a request's blocks away and put it back to the head of the waiting queue."""
+        request.become(PREEMPTED)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        request.num_drafts = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._rules.stale_output.preempted(request, by_reset)
+        self.waiting.put_back(request)
+
+    def update(self, batch: Batch, sampled: list[int]) -> Returned:
+        """Take a returned batch back; `sampled` are the tokens by frame: accepted drafts + 1, or 0 for a chunk.
+
+        Raises:
+            ValueError: as many numbers as frames are needed, each from 1 to drafts + 1, or 0 for a chunk. Nothing has
+                been changed.
+        """
+        _check_sampled(batch, sampled)
+        result = Returned(batch)
+        result.sampled = sampled
+        stale_output = self._rules.stale_output
+        is_async = self._settings.async_scheduling
+        commit = self.kv_cache.commit
+        delivered = result.delivered
+        trimmed = result.trimmed
+        rejections = result.rejected
+        fates = result.fates
+        stopped_running = 0
+        for request, num_tokens, num_drafts, epoch, num_sampled in zip(
+            batch.requests, batch.tokens, batch.drafts, batch.epochs, sampled, strict=True
+        ):
+            rejected = num_drafts + 1 - num_sampled if num_drafts else 0
+            rejections.append(rejected)
+            if request.status == FINISHED:
+                fates.append(UNKNOWN)
+                delivered.append(0)
+                trimmed.append(0)
+                continue
+            if num_tokens < 0:
+                raise EngineCrash(f"request {request.id}: a frame of {num_tokens} tokens returned")
+            request.num_in_flight_tokens -= num_tokens
+            fate = FRESH
+            stale = request.num_preemptions != epoch
+            if stale or request.async_tokens_to_discard > 0:
+                fate = stale_output.returned(request, num_tokens, num_sampled, stale)
+            fates.append(fate)
+            if fate == STALE_DROPPED:
+                delivered.append(0)
+                trimmed.append(0)
+                continue
+            counts = fate == FRESH or stale_output.frames_count
+            if rejected and counts:
+                if request.num_computed_tokens > 0:
+                    request.num_computed_tokens -= rejected
+                if request.num_output_placeholders > 0:
+                    request.num_output_placeholders -= rejected
+            if fate == DISCARDED or num_sampled == 0:
+                delivered.append(0)
+                trimmed.append(0)
+                continue
+            kept = min(num_sampled, max(self._outputs_left(request), 1))
+            delivered.append(kept)
+            trimmed.append(num_sampled - kept)
+            request.num_tokens += kept
+            request.num_output_tokens += kept
+            if is_async:
+                if counts:
+                    request.num_output_placeholders -= kept
+                    if request.num_output_placeholders < 0:
+                        raise EngineCrash(f"request {request.id}: num_output_placeholders fell below zero")
+                if request.status == RUNNING:
+                    commit(request, request.num_computed_tokens - request.num_output_placeholders)
+            if self._outputs_left(request) <= 0:
+                result.finished.append(request)
+                if request.status == RUNNING:
+                    stopped_running += 1
+                else:
+                    self.waiting.remove(request)
+                self._finish(request)
+        if stopped_running:
+            self.running = [request for request in self.running if request.status == RUNNING]
+        if not is_async:
+            self._propose(batch)
+        result.block_operations = self.kv_cache.take_operations()
+        return result
+
+    def _outputs_left(self, request: Request) -> int:
+        """Tokens until the request stops: its own limit, or the model's length."""
+        return min(
+            request.num_output_limit - request.num_output_tokens, self._settings.max_model_len - request.num_tokens
+        )
+
+    def _propose(self, batch: Batch) -> None:
+        """Without async scheduling the drafts for the next frame are known only now."""
+        for request, samples in zip(batch.requests, batch.samples, strict=True):
+            if samples and request.status != FINISHED:
+                request.num_drafts = 0 if request.is_prefill_chunk else batch.num_spec_tokens
+
+    def _finish(self, request: Request) -> None:
+        request.become(FINISHED)
+        self.kv_cache.free(request)
+        del self.requests[request.id]
+        self._unreported_finish = True
+
+    def abort(self, id: str) -> Interruption:
+        """End a request from outside, wherever it stands; unknown and finished ones are ignored (`done` is False)."""
+        request = self.requests.get(id)
+        if request is None:
+            return Interruption("abort", [], [], False)
+        if request.status == RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._finish(request)
+        return Interruption("abort", [request], self.kv_cache.take_operations(), True)
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> Interruption:
+        """Empty the prefix cache; `done` is False if blocks are held. Running requests are preempted first if asked."""
+        preempted: list[Request] = []
+        if reset_running_requests:
+            while self.running:
+                request = self.running.pop()
+                self._preempt(request, True)
+                preempted.append(request)
+        done = self.kv_cache.reset()
+        return Interruption("reset_prefix_cache", preempted, self.kv_cache.take_operations(), done)
+
+
+def _priority_and_arrival(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival
+
+
+def _check_sampled(batch: Batch, sampled: list[int]) -> None:
+    if len(sampled) != len(batch.requests):
+        raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(batch.requests)} frames")
+    for request, num_drafts, samples, num_sampled in zip(
+        batch.requests, batch.drafts, batch.samples, sampled, strict=True
+    ):
+        if not (1 <= num_sampled <= num_drafts + 1 if samples else num_sampled == 0):
+            raise ValueError(f"request {request.id}: {num_sampled} sampled tokens with {num_drafts} drafts")

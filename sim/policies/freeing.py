@@ -1,0 +1,17 @@
+"""Axis: in which order freed blocks join the free queue."""
+
+from __future__ import annotations
+
+from sim.core.block_pool import BlockPool
+
+
+def hashless_first(pool: BlockPool, blocks: list[int]) -> None:
+    """Blocks without a hash go to the head as a group, those with one to the tail (vLLM 0.24 on)."""
+    hashes = pool.cache.hashes
+    pool.prepend([block for block in blocks if hashes[block] is None])
+    pool.append([block for block in blocks if hashes[block] is not None])
+
+
+def all_to_tail(pool: BlockPool, blocks: list[int]) -> None:
+    """All blocks go to the tail (vLLM before 0.24)."""
+    pool.append(blocks)
