@@ -267,7 +267,7 @@ class Scheduler:
         for request, num_tokens, num_drafts, epoch, num_sampled in zip(
             batch.requests, batch.tokens, batch.drafts, batch.epochs, sampled, strict=True
         ):
-            rejected = num_drafts + 1 - num_sampled if num_drafts else 0
+            rejected = num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
             rejections.append(rejected)
             if request.status == FINISHED:
                 fates.append(UNKNOWN)

@@ -1,0 +1,30 @@
+"""Speckv: what speculative decoding does to a paged KV cache, simulated.
+
+`load_scenario` and `simulate` are the two entry points for a notebook or a script. They are looked up when first asked
+for, so that importing `sim` loads no library. This file knows their homes and the version; it must not know anything
+that they do.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.build import simulate
+    from sim.scenario import load_scenario
+
+__all__ = ["__version__", "load_scenario", "simulate"]
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {"load_scenario": "sim.scenario", "simulate": "sim.build"}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,51 @@
+"""What a simulated request's tokens are, as the prefix cache has to know it: a key for each full block.
+
+Tokens have names, not values: a stream and a position in it. Two blocks hold the same tokens if and only if they are
+made of the same pieces of the same streams. Knows workloads' segments; no pool, no scheduler.
+"""
+
+from __future__ import annotations
+
+from workloads.spec import Segment, output_stream
+
+
+class SegmentContent:
+    """The content of one request: its prompt's segments, then its own output."""
+
+    __slots__ = ("_block_size", "_num_prompt_tokens", "_output", "_segments")
+
+    def __init__(self, index: int, prompt: tuple[Segment, ...], num_prompt_tokens: int, block_size: int) -> None:
+        self._output = output_stream(index)
+        self._segments = prompt
+        self._num_prompt_tokens = num_prompt_tokens
+        self._block_size = block_size
+
+    def block_hash(self, parent: int, index: int) -> int:
+        """See `sim.core.request.Content`. A tuple of integers has the same hash in every process."""
+        return hash((parent, *self.pieces(index)))
+
+    def pieces(self, index: int) -> list[int]:
+        """Block `index` as (stream, start, count) triples in one flat list; pieces that continue each other are one."""
+        start = index * self._block_size
+        end = start + self._block_size
+        flat: list[int] = []
+        position = 0
+        if start < self._num_prompt_tokens:
+            for stream, first, count in self._segments:
+                behind = position + count
+                if behind > start:
+                    low = max(position, start)
+                    _join(flat, stream, first + low - position, min(behind, end) - low)
+                    if behind >= end:
+                        return flat
+                position = behind
+        low = max(start, self._num_prompt_tokens)
+        _join(flat, self._output, low - self._num_prompt_tokens, end - low)
+        return flat
+
+
+def _join(flat: list[int], stream: int, start: int, count: int) -> None:
+    if flat and flat[-3] == stream and flat[-2] + flat[-1] == start:
+        flat[-1] += count
+    else:
+        flat += (stream, start, count)

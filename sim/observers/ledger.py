@@ -1,0 +1,452 @@
+"""Where every slot of the pool is: both accounts, at every record and integrated over time.
+
+Told records, never asks: it keeps its own view of blocks and requests, and `invariants` holds that view against the pool.
+The classes are defined in `docs/ledger.md`. For one owner, in slots from the start of its block table:
+
+    F = C - I     certain      C = num_computed_tokens, I = tokens in flight (stale ones left out)
+    W             end of what returned frames wrote since admission
+    R             end of what the latest frame was given, until it returns
+
+    0 ........ F ............ C ......... W ......... R ......... held blocks * block_size
+      committed  in flight,     garbage     lookahead   slack
+                 placeholder
+
+A shared block counts once: its owners beyond the first are taken off `committed`, since whoever hits a block has it as
+certain from the start.
+"""
+
+from __future__ import annotations
+
+from sim.core.request import Request
+from sim.records import DISCARDED, EVICTED, FREED, FRESH, HASHED, HIT, TAKEN, Batch, BlockOperation, Interruption, Returned
+
+RESERVATION_CLASSES = (
+    "in_flight",
+    "placeholder",
+    "committed",
+    "garbage",
+    "lookahead",
+    "slack",
+    "cached",
+    "free",
+)
+CONTENT_CLASSES = ("valid", "garbage", "blank", "cached", "free")
+
+
+class Account:
+    """One owner's place in both accounts, in tokens or slots."""
+
+    __slots__ = (
+        "blocks",
+        "capacity",
+        "computed",
+        "content_valid",
+        "content_written",
+        "drafts",
+        "epoch",
+        "garbage",
+        "hit",
+        "in_flight",
+        "latest",
+        "lookahead",
+        "reserved",
+        "short",
+        "written",
+    )
+
+    def __init__(self, computed: int, epoch: int) -> None:
+        self.computed = computed
+        self.hit = computed
+        self.epoch = epoch
+        self.in_flight = 0
+        self.drafts = 0
+        """Of what is in flight: drafts."""
+        self.blocks = 0
+        self.capacity = 0
+        """Slots of these blocks."""
+        self.written = computed
+        self.reserved = 0
+        self.latest = -1
+        """Number of the batch that holds its latest frame."""
+        self.garbage = 0
+        self.lookahead = 0
+        self.content_valid = computed
+        self.content_written = computed
+        self.short: tuple[int, int] | None = None
+
+
+class Ledger:
+    """Both accounts of one pool. All attributes named after a class are slots, now."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.accounts: dict[int, Account] = {}
+        """Requests that hold blocks, by index."""
+        self.refs = [0] * num_blocks
+        self.hashed = bytearray(num_blocks)
+        self.held_blocks = 0
+        self.extra_refs = 0
+        """References beyond the first, over all held blocks."""
+        self.cached_blocks = 0
+        """Free blocks that have a hash."""
+        self.garbage = 0
+        self.lookahead = 0
+        self._rows = 0
+        """Tokens in flight that are no drafts."""
+        self._drafts = 0
+        self._certain = 0
+        """Sum of F over owners: committed slots, shared ones counted for every owner."""
+        self._short_rows = 0
+        self._short_drafts = 0
+        """Tokens in flight that would stand in front of slot 0; see `_recount`."""
+        self._content_valid = 0
+        self.content_garbage = 0
+        self.stale_write_slots = 0
+        """Slots that frames wrote whose request no longer held them when the step ended."""
+        self._now = 0
+        self._slot_ns = [0] * 8
+        self._content_ns = [0] * 5
+        self._held_block_ns = 0
+        self._max_held_blocks = 0
+        self._scheduled_at: dict[int, int] = {}
+        self._accepted_ns = 0
+        self._rejected_ns = 0
+
+    # Slots by class, now
+
+    @property
+    def in_flight(self) -> int:
+        return self._rows - self._short_rows
+
+    @property
+    def placeholder(self) -> int:
+        return self._drafts - self._short_drafts
+
+    @property
+    def committed(self) -> int:
+        return self._certain + self._short_rows + self._short_drafts - self.extra_refs * self.block_size
+
+    @property
+    def slack(self) -> int:
+        owned = (self.held_blocks + self.extra_refs) * self.block_size
+        return owned - self._certain - self._rows - self._drafts - self.garbage - self.lookahead
+
+    @property
+    def cached(self) -> int:
+        return self.cached_blocks * self.block_size
+
+    @property
+    def free(self) -> int:
+        return (self.num_blocks - 1 - self.held_blocks - self.cached_blocks) * self.block_size
+
+    @property
+    def content_valid(self) -> int:
+        return self._content_valid - self.extra_refs * self.block_size
+
+    @property
+    def content_blank(self) -> int:
+        return self.held_blocks * self.block_size - self.content_valid - self.content_garbage
+
+    def reservations(self) -> tuple[int, ...]:
+        """Slots by `RESERVATION_CLASSES`; they add up to the pool without the null block."""
+        return (
+            self.in_flight,
+            self.placeholder,
+            self.committed,
+            self.garbage,
+            self.lookahead,
+            self.slack,
+            self.cached,
+            self.free,
+        )
+
+    def content(self) -> tuple[int, ...]:
+        """Slots by `CONTENT_CLASSES`; they add up to the pool without the null block."""
+        return self.content_valid, self.content_garbage, self.content_blank, self.cached, self.free
+
+    # Integrals over time
+
+    def slot_seconds(self) -> dict[str, float]:
+        """Slot-seconds by class, placeholders split by what became of them.
+
+        `placeholder_discarded` belongs to frames whose request was preempted, aborted or ended before they returned.
+        """
+        seconds = {name: total / 1e9 for name, total in zip(RESERVATION_CLASSES, self._slot_ns, strict=True)}
+        seconds["placeholder_accepted"] = self._accepted_ns / 1e9
+        seconds["placeholder_rejected"] = self._rejected_ns / 1e9
+        seconds["placeholder_discarded"] = (self._slot_ns[1] - self._accepted_ns - self._rejected_ns) / 1e9
+        return seconds
+
+    def content_slot_seconds(self) -> dict[str, float]:
+        """Slot-seconds by class of the content account."""
+        return {name: total / 1e9 for name, total in zip(CONTENT_CLASSES, self._content_ns, strict=True)}
+
+    def usage_mean(self) -> float:
+        """Mean of vLLM's kv_cache_usage_perc over time, 0 to 1."""
+        return self._held_block_ns / (self._now * (self.num_blocks - 1)) if self._now else 0.0
+
+    def usage_max(self) -> float:
+        """Most of it, 0 to 1."""
+        return self._max_held_blocks / (self.num_blocks - 1)
+
+    def _pass_time(self, now: int) -> None:
+        elapsed = now - self._now
+        if elapsed == 0:
+            return
+        self._now = now
+        size = self.block_size
+        shared = self.extra_refs * size
+        held = self.held_blocks * size
+        slots = self._slot_ns
+        in_flight, placeholder, garbage, lookahead = self.in_flight, self.placeholder, self.garbage, self.lookahead
+        cached = self.cached_blocks * size * elapsed
+        free = self.free * elapsed
+        slots[0] += in_flight * elapsed
+        slots[1] += placeholder * elapsed
+        slots[2] += self.committed * elapsed
+        slots[3] += garbage * elapsed
+        slots[4] += lookahead * elapsed
+        slots[5] += self.slack * elapsed
+        slots[6] += cached
+        slots[7] += free
+        content = self._content_ns
+        valid = self._content_valid - shared
+        content[0] += valid * elapsed
+        content[1] += self.content_garbage * elapsed
+        content[2] += (held - valid - self.content_garbage) * elapsed
+        content[3] += cached
+        content[4] += free
+        self._held_block_ns += self.held_blocks * elapsed
+
+    # Records
+
+    def scheduled(self, now: int, batch: Batch) -> None:
+        """Owners leave, join and grow; frames are in flight."""
+        self._pass_time(now)
+        for request in batch.preempted:
+            self._close(request)
+        accounts = self.accounts
+        first_admitted = batch.num_running_frames
+        for number in range(first_admitted, len(batch.requests)):
+            request = batch.requests[number]
+            hit = batch.computed[number]
+            account = Account(hit, batch.epochs[number])
+            accounts[request.index] = account
+            self._certain += hit
+            self._content_valid += hit
+        if batch.block_operations:
+            self._apply(batch.block_operations)
+        if not batch.requests:
+            return
+        self._scheduled_at[batch.number] = now
+        lookahead = batch.lookahead
+        longest = batch.max_model_len
+        number_of_batch = batch.number
+        garbage_delta = lookahead_delta = drafts_total = 0
+        for request, num_tokens, num_drafts, computed in zip(
+            batch.requests, batch.tokens, batch.drafts, batch.computed, strict=True
+        ):
+            account = accounts[request.index]
+            end = computed + num_tokens
+            if computed != account.computed:  # A preset with a known loss moved it; see `sim.policies.stale_output`.
+                self._certain += computed - account.computed
+                account.short = account.short or (0, 0)
+            account.computed = end
+            account.in_flight += num_tokens
+            account.drafts += num_drafts
+            if account.short is not None:
+                self._recount(account)
+            drafts_total += num_drafts
+            reserved = end + lookahead
+            if reserved > longest:
+                reserved = longest
+            account.reserved = reserved
+            account.latest = number_of_batch
+            reach = account.written
+            if reach > end:
+                garbage = reach - end
+            else:
+                garbage = 0
+                reach = end
+            if garbage != account.garbage:
+                garbage_delta += garbage - account.garbage
+                account.garbage = garbage
+            ahead = reserved - reach if reserved > reach else 0
+            lookahead_delta += ahead - account.lookahead
+            account.lookahead = ahead
+        self.garbage += garbage_delta
+        self.lookahead += lookahead_delta
+        self._rows += batch.total_tokens - drafts_total
+        self._drafts += drafts_total
+
+    def step_ended(self, now: int, batch: Batch) -> None:
+        """The step's rows are in memory, and its rejections are known to the device."""
+        self._pass_time(now)
+        accounts = self.accounts
+        valid_delta = garbage_delta = 0
+        for request, num_tokens, num_drafts, accepted, epoch in zip(
+            batch.requests, batch.tokens, batch.drafts, batch.accepted, batch.epochs, strict=True
+        ):
+            account = accounts.get(request.index)
+            if account is None or account.epoch != epoch:
+                self.stale_write_slots += num_tokens
+                continue
+            old_valid = account.content_valid
+            old_written = account.content_written
+            end = old_valid + num_tokens
+            valid = end - num_drafts + accepted
+            written = end if end > old_written else old_written
+            if written > account.capacity:  # Only where a preset's counters are wrong; see `_recount`.
+                written = account.capacity
+                valid = min(valid, written)
+            account.content_valid = valid
+            account.content_written = written
+            valid_delta += valid - old_valid
+            garbage_delta += written - valid - old_written + old_valid
+        self._content_valid += valid_delta
+        self.content_garbage += garbage_delta
+
+    def updated(self, now: int, returned: Returned) -> None:
+        """Frames are no longer in flight; rejections are rolled back; what ended leaves."""
+        self._pass_time(now)
+        batch = returned.batch
+        held_ns = now - self._scheduled_at.pop(batch.number, now)
+        accounts = self.accounts
+        latest = batch.number
+        certain_delta = garbage_delta = lookahead_delta = 0
+        rows = drafts_total = rejected_total = 0
+        for request, num_tokens, num_drafts, rejected, fate, epoch in zip(
+            batch.requests, batch.tokens, batch.drafts, returned.rejected, returned.fates, batch.epochs, strict=True
+        ):
+            account = accounts.get(request.index)
+            if account is None or account.epoch != epoch:
+                continue
+            in_flight = account.in_flight
+            computed = account.computed
+            end = computed - in_flight + num_tokens
+            account.in_flight = in_flight - num_tokens
+            account.drafts -= num_drafts
+            rows += num_tokens
+            drafts_total += num_drafts
+            if end > account.written:
+                account.written = end
+            kept = num_tokens
+            if rejected and (fate == FRESH or fate == DISCARDED):
+                computed -= rejected
+                account.computed = computed
+                kept -= rejected
+                rejected_total += rejected
+            certain_delta += kept
+            if account.short is not None:
+                self._recount(account)
+            written = account.written
+            if written > computed:
+                garbage = written - computed
+                reach = written
+            else:
+                garbage = 0
+                reach = computed
+            if garbage != account.garbage:
+                garbage_delta += garbage - account.garbage
+                account.garbage = garbage
+            if account.latest == latest:
+                account.reserved = 0
+                ahead = 0
+            else:
+                ahead = account.reserved - reach if account.reserved > reach else 0
+            if ahead != account.lookahead:
+                lookahead_delta += ahead - account.lookahead
+                account.lookahead = ahead
+        self._certain += certain_delta
+        self.garbage += garbage_delta
+        self.lookahead += lookahead_delta
+        self._rows -= rows - drafts_total
+        self._drafts -= drafts_total
+        self._rejected_ns += rejected_total * held_ns
+        self._accepted_ns += (drafts_total - rejected_total) * held_ns
+        for request in returned.finished:
+            self._close(request)
+        if returned.block_operations:
+            self._apply(returned.block_operations)
+
+    def interrupted(self, now: int, interruption: Interruption) -> None:
+        """Those aborted or preempted leave."""
+        self._pass_time(now)
+        for request in interruption.requests:
+            self._close(request)
+        self._apply(interruption.block_operations)
+
+    def closed(self, now: int) -> None:
+        """The rest of the time passes."""
+        self._pass_time(now)
+
+    def _close(self, request: Request) -> None:
+        """Take an owner out of both accounts; its blocks follow by their operations."""
+        account = self.accounts.pop(request.index, None)
+        if account is None:
+            return
+        self._certain -= account.computed - account.in_flight
+        self._rows -= account.in_flight - account.drafts
+        self._drafts -= account.drafts
+        if account.short is not None:
+            self._short_rows -= account.short[0]
+            self._short_drafts -= account.short[1]
+        self.garbage -= account.garbage
+        self.lookahead -= account.lookahead
+        self._content_valid -= account.content_valid
+        self.content_garbage -= account.content_written - account.content_valid
+
+    def _recount(self, account: Account) -> None:
+        """Only for presets with a known loss: num_computed_tokens may fall so low that F lies within the hit, or below 0.
+
+        What is in flight then counts from the end of the hit on; the rest of it is taken off, rows first.
+        """
+        assert account.short is not None
+        missing = max(account.in_flight - account.computed + account.hit, 0)
+        rows = min(missing, account.in_flight - account.drafts)
+        self._short_rows += rows - account.short[0]
+        self._short_drafts += missing - rows - account.short[1]
+        account.short = (rows, missing - rows)
+
+    def _apply(self, operations: list[BlockOperation]) -> None:
+        """Follow the pool, block by block."""
+        refs = self.refs
+        hashed = self.hashed
+        for kind, owner, blocks in operations:
+            if kind == TAKEN:
+                for block in blocks:
+                    refs[block] = 1
+                self.held_blocks += len(blocks)
+            elif kind == HASHED:
+                for block in blocks:
+                    hashed[block] = 1
+                continue
+            elif kind == FREED:
+                for block in blocks:
+                    refs[block] -= 1
+                    if refs[block]:
+                        self.extra_refs -= 1
+                    else:
+                        self.held_blocks -= 1
+                        self.cached_blocks += hashed[block]
+                continue
+            elif kind == HIT:
+                for block in blocks:
+                    refs[block] += 1
+                    if refs[block] == 1:
+                        self.held_blocks += 1
+                        self.cached_blocks -= 1
+                    else:
+                        self.extra_refs += 1
+            elif kind == EVICTED:
+                for block in blocks:
+                    hashed[block] = 0
+                self.cached_blocks -= len(blocks)
+                continue
+            account = self.accounts.get(owner)
+            if account is not None:
+                account.blocks += len(blocks)
+                account.capacity = account.blocks * self.block_size
+        if self.held_blocks > self._max_held_blocks:
+            self._max_held_blocks = self.held_blocks
