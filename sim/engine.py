@@ -17,6 +17,7 @@ from typing import Any
 
 import simpy
 
+from sim.core.crash import EngineCrash
 from sim.core.request import Content, Request
 from sim.core.scheduler import Scheduler
 from sim.device import Device, SimulatedRequest
@@ -74,6 +75,7 @@ class Engine:
         self.num_request_steps = 0
         self.stalled: list[Request] = []
         self.stopped_by: str | None = None
+        self.crash: str | None = None
         self._env = simpy.Environment()
         self._workload = workload
         self._content = content
@@ -114,7 +116,11 @@ class Engine:
         for event in self._events:
             env.process(self._outside(event))
         env.process(self._device_loop())
-        env.run(until=env.process(self._step_loop(tick)))
+        try:
+            env.run(until=env.process(self._step_loop(tick)))
+        except EngineCrash as crash:
+            self.stopped_by = "crash"
+            self.crash = str(crash)
         self._tell("closed", self.now)
 
     def _tell(self, what: str, *facts: Any) -> None:

@@ -1,0 +1,574 @@
+"""From a YAML file and ``--set`` overrides to a `Scenario` that makes sense, or a `ScenarioError` that says why not.
+
+Knows: the rules between sections, and defaults that depend on the model, the card or the drafter. Must not know: the
+engine, the core, observers, or how YAML is spelled (`scenario_source`). What may be written is in `scenario_schema`.
+
+Nothing but `ScenarioError` comes out of `load_scenario` for any file and any overrides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+import workloads.lengths
+from sim.models.hardware import Hardware, custom_hardware, hardware
+from sim.models.memory import batch_limits
+from sim.models.names import UnknownName
+from sim.models.shapes import DrafterShape, ModelShape, ShapeError, drafter_shape, load_shape
+from sim.policies.drafters import DRAFTERS
+from sim.policies.presets import PRESETS
+from sim.scenario_errors import Problem, ScenarioError, nearest_name
+from sim.scenario_messages import problem_at, rename_aliases, translate
+from sim.scenario_schema import (
+    Abort,
+    Card,
+    FixedTokens,
+    Geometric,
+    LognormalTokens,
+    PerPosition,
+    Replay,
+    Scenario,
+    Synthetic,
+    Tokens,
+    UniformTokens,
+)
+from sim.scenario_source import MAX_BYTES, Source, apply_override, read_file
+from sim.shipped import shipped_scenarios
+
+__all__ = [
+    "ACCEPTANCE_RATES",
+    "Problem",
+    "Scenario",
+    "ScenarioError",
+    "card",
+    "check_fits",
+    "drafter",
+    "lengths",
+    "load_scenario",
+    "replay_path",
+    "target_shape",
+    "trace_path",
+]
+
+ACCEPTANCE_RATES: Final[Mapping[str, float]] = {
+    # EAGLE-3, Llama-3.1-8B on ShareGPT (SpecDecode-Bench): conditional rates .61 .63 .66 .70 .72.
+    "eagle3": 0.65,
+    # No figure of its own was found: EAGLE-3's.
+    "eagle": 0.65,
+    # DeepSeek-V3 technical report: the second token is accepted 85 to 90 percent of the time.
+    "mtp": 0.85,
+    # Qwen3-1.7B drafting for Qwen3-32B, K = 3: 2.78 tokens a step = 1 + r + r^2 + r^3.
+    "draft_model": 0.76,
+    # N-gram on ShareGPT, K = 5 (SpecDecode-Bench): 1.45 tokens a step over all steps = 1 + r + ... + r^5. A rough
+    # stand-in: matches come in bursts and then run long, which only a replay shows.
+    "ngram": 0.31,
+    "ngram_gpu": 0.31,
+}
+"""Conditional rate of the geometric acceptance that holds where a scenario says nothing, by method."""
+
+
+def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read a scenario file, or one of the shipped scenarios by its name, apply the overrides, check it, fill it in.
+
+    ``path_or_name``: a path (with a suffix or a separator), or a name such as ``quickstart``. ``overrides``: strings
+    ``engine.max_num_seqs=64``, the value in YAML, lists by index (``events.0.at_s=5``), later ones over earlier ones.
+    The scenario that comes back has no default left open but those that need the memory model (`num_gpu_blocks`).
+    Raises ScenarioError with every problem found, and nothing else.
+    """
+    source = read_file(_find_scenario(path_or_name))
+    for override in overrides:
+        apply_override(source, override)
+    problems = rename_aliases(source)
+    if problems:
+        raise ScenarioError(problems, source.label)
+    if "name" not in source.data and source.file is not None:
+        source.data["name"] = _name_from(source.file)
+    try:
+        written = Scenario.model_validate(source.data)
+    except ValidationError as error:
+        raise ScenarioError(translate(error, source), source.label) from None
+    written._file = source.file
+    return _Settling(written, source).settled()
+
+
+def lengths(tokens: Tokens) -> workloads.lengths.Lengths:
+    """The distribution that a `Tokens` of the scenario describes. Raises ValueError where its numbers do not fit."""
+    if isinstance(tokens, FixedTokens):
+        return workloads.lengths.Fixed(tokens.tokens)
+    if isinstance(tokens, UniformTokens):
+        return workloads.lengths.Uniform(tokens.min, tokens.max)
+    if isinstance(tokens, LognormalTokens):
+        return workloads.lengths.LogNormal(tokens.median, tokens.sigma, tokens.min, tokens.max)
+    return workloads.lengths.Quantiles([(point[0], point[1]) for point in tokens.points])
+
+
+def card(scenario: Scenario) -> Hardware:
+    """The card of the scenario. Raises UnknownName or ValueError (`load_scenario` has checked that it does not)."""
+    if isinstance(scenario.hardware, str):
+        return hardware(scenario.hardware)
+    own = scenario.hardware
+    return custom_hardware(
+        own.name,
+        bf16_tflops=own.tflops,
+        bandwidth_gbs=own.bandwidth_gb_s,
+        memory_gib=own.memory_gb,
+        num_sms=own.num_sms,
+    )
+
+
+def target_shape(scenario: Scenario) -> ModelShape:
+    """The model's shape; a path counts from the scenario's folder, then from the working directory.
+
+    Raises UnknownName or ShapeError (`load_scenario` has checked that it does not).
+    """
+    return _shape(scenario, scenario.model)
+
+
+def drafter(scenario: Scenario) -> DrafterShape | None:
+    """The drafter's shape; None without speculation.
+
+    A checkpoint name that is not known for eagle, eagle3 or mtp counts as a head of the target's shape. Raises
+    UnknownName or ShapeError (`load_scenario` has checked that it does not).
+    """
+    speculation = scenario.engine.speculative_config
+    if speculation is None:
+        return None
+    method = "ngram" if speculation.method == "ngram_gpu" else speculation.method
+    model = speculation.model
+    if model is not None:
+        found = _look_for(scenario, model)
+        if found is not None:
+            _refuse_special(found)
+            model = str(found)
+    target = target_shape(scenario)
+    try:
+        return drafter_shape(target, method, model)
+    except UnknownName:
+        if method == "draft_model":
+            raise
+        return drafter_shape(target, method, None)
+
+
+def trace_path(scenario: Scenario) -> Path:
+    """The file of `workload.trace`. Raises ScenarioError if it is not there, saying where it was looked for."""
+    trace = scenario.workload.trace
+    if trace is None:
+        raise ValueError("the scenario has no workload.trace")
+    return _existing(scenario, trace.path, "workload.trace.path")
+
+
+def replay_path(scenario: Scenario) -> Path:
+    """The file of a replayed `acceptance`. Raises ScenarioError if it is not there, saying where it was looked for."""
+    if not isinstance(scenario.acceptance, Replay):
+        raise ValueError("the scenario's acceptance is no replay")
+    return _existing(scenario, scenario.acceptance.path, "acceptance.path")
+
+
+def check_fits(num_blocks: int, block_size: int, max_len: int, what: str = "the longest request") -> None:
+    """Raise ScenarioError if ``max_len`` tokens of one request cannot lie in an otherwise empty pool.
+
+    ``num_blocks`` counts the null block, which holds nothing; ``max_len`` counts all slots the request needs at once,
+    lookahead included. A request that does not fit would be preempted and resumed for ever.
+    """
+    needed, usable = -(-max_len // block_size), num_blocks - 1
+    if needed > usable:
+        reason = (
+            f"{what} needs {needed} blocks ({max_len} tokens in blocks of {block_size}) and the pool has {usable} "
+            "besides the null block"
+        )
+        raise ScenarioError([Problem(reason, "engine.num_gpu_blocks", num_blocks, f"{needed + 1} or more blocks")])
+
+
+# Finding files
+
+
+def _find_scenario(path_or_name: str | Path) -> Path:
+    text = str(path_or_name)
+    if isinstance(path_or_name, Path) or Path(text).suffix in (".yaml", ".yml") or "/" in text or "\\" in text:
+        return Path(path_or_name)
+    if not text or len(text) > 255 or "\0" in text:
+        raise ScenarioError(
+            [Problem("is no name of a scenario", value=text, key="scenario", allowed="a path or a name")]
+        )
+    try:
+        folder = shipped_scenarios()
+    except FileNotFoundError as error:
+        raise ScenarioError([Problem(str(error))]) from None
+    shipped = sorted(file.stem for file in folder.glob("*.yaml"))
+    if text in shipped:
+        return folder / f"{text}.yaml"
+    if Path(text).exists():
+        return Path(text)
+    raise ScenarioError(
+        [
+            Problem(
+                "there is no scenario of that name",
+                key="scenario",
+                value=text,
+                allowed=f"a path to a YAML file, or one of {', '.join(shipped)}",
+                nearest=nearest_name(text, shipped),
+            )
+        ]
+    )
+
+
+def _name_from(file: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", file.stem).lstrip("._-")[:100]
+    return name or "scenario"
+
+
+def _places_to_look(scenario: Scenario, text: str) -> list[Path]:
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    if path.is_absolute() or scenario.file is None:
+        return [path]
+    return [scenario.file.parent / path, path]
+
+
+def _look_for(scenario: Scenario, text: str) -> Path | None:
+    try:
+        return next((path for path in _places_to_look(scenario, text) if path.exists()), None)
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, no such home
+        return None
+
+
+def _existing(scenario: Scenario, text: str, key: str) -> Path:
+    found = _look_for(scenario, text)
+    if found is not None and found.is_file():
+        return found
+    looked = " nor ".join(str(path) for path in _places_to_look(scenario, text))
+    reason = "is not a file" if found is not None else f"there is no such file: neither {looked}"
+    allowed = f"an existing file; on the command line: --set {key}=FILE"
+    label = None if scenario.file is None else str(scenario.file)
+    raise ScenarioError([Problem(reason, key, text, allowed, file=label)], label)
+
+
+def _refuse_special(path: Path) -> None:
+    file = path / "config.json" if path.is_dir() else path
+    if file.exists() and (not file.is_file() or file.stat().st_size > MAX_BYTES):
+        raise ShapeError(f"{file}: is not a file of at most {MAX_BYTES} bytes; expected a Hugging Face config.json")
+
+
+def _shape(scenario: Scenario, text: str) -> ModelShape:
+    found = _look_for(scenario, text)
+    if found is None:
+        return load_shape(text)
+    try:
+        return load_shape(text) if found.is_dir() and not (found / "config.json").exists() else _shape_at(found, text)
+    except OSError as error:
+        raise ShapeError(f"{found}: cannot be read ({error.strerror})") from None
+
+
+def _shape_at(found: Path, text: str) -> ModelShape:
+    _refuse_special(found)
+    return load_shape(found if found.is_absolute() else Path(".") / found)
+
+
+# Rules between sections
+
+
+class _Settling:
+    """One pass over a scenario that is right section by section: collects problems and warnings, fills in defaults."""
+
+    def __init__(self, scenario: Scenario, source: Source) -> None:
+        self.scenario = scenario
+        self.source = source
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+
+    def refuse(self, key: str, reason: str, allowed: str = "", nearest: str | None = None) -> None:
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        self.problems.append(problem_at(self.source, path, reason, allowed, nearest))
+
+    def _unknown(self, key: str, error: UnknownName, otherwise: str) -> None:
+        names = [name for name in error.known if "/" not in name]  # without the organisations on Hugging Face
+        nearest = error.nearest[0] if error.nearest else None
+        self.refuse(key, "is not known", f"{otherwise}, or one of {', '.join(names)}", nearest)
+
+    def settled(self) -> Scenario:
+        """The scenario with its defaults, or ScenarioError."""
+        shape, own_card = self._model(), self._card()
+        self._preset()
+        if shape is None or own_card is None:
+            raise ScenarioError(self.problems, self.source.label)
+        self._engine(shape, own_card)
+        self._speculation(shape)
+        self._acceptance()
+        if self.problems:  # what follows reads what these have settled
+            raise ScenarioError(self.problems, self.source.label)
+        self._workload()
+        self._events()
+        if self.problems:
+            raise ScenarioError(self.problems, self.source.label)
+        self.scenario._warnings = tuple(self.warnings)
+        return self.scenario
+
+    def _update_engine(self, **values: object) -> None:
+        engine = self.scenario.engine.model_copy(update=values)
+        self.scenario = self.scenario.model_copy(update={"engine": engine})
+
+    def _model(self) -> ModelShape | None:
+        try:
+            return target_shape(self.scenario)
+        except UnknownName as error:
+            self._unknown("model", error, "a config.json")
+        except (ShapeError, OSError, ValueError) as error:
+            self.refuse("model", str(error))
+        return None
+
+    def _card(self) -> Hardware | None:
+        try:
+            return card(self.scenario)
+        except UnknownName as error:
+            self._unknown("hardware", error, f"a mapping with the keys {', '.join(Card.model_fields)}")
+        except (ValueError, OverflowError) as error:
+            self.refuse("hardware", str(error))
+        return None
+
+    def _preset(self) -> None:
+        name = self.scenario.engine.preset
+        if name not in PRESETS:
+            names = list(PRESETS)
+            self.refuse("engine.preset", "is not known", ", ".join(names), nearest_name(name, names))
+
+    def _engine(self, shape: ModelShape, own_card: Hardware) -> None:
+        """vLLM's defaults and checks: EngineArgs.get_batch_defaults, SchedulerConfig.verify_max_model_len."""
+        engine = self.scenario.engine
+        try:
+            shape.layer_linears(engine.tensor_parallel_size)
+            if engine.tensor_parallel_size > 1:
+                own_card.allreduce_for(engine.tensor_parallel_size)
+        except ValueError as error:
+            self.refuse("engine.tensor_parallel_size", str(error))
+
+        longest = shape.max_position_embeddings
+        max_model_len = engine.max_model_len
+        if max_model_len is None:
+            max_model_len = longest
+        elif max_model_len > longest:
+            self.refuse(
+                "engine.max_model_len", f"{shape.name} has max_position_embeddings {longest}", f"up to {longest}"
+            )
+
+        seqs, tokens = batch_limits(
+            own_card,
+            max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+        )
+        if tokens < seqs:
+            key = (
+                "engine.max_num_batched_tokens" if engine.max_num_batched_tokens is not None else "engine.max_num_seqs"
+            )
+            reason = f"max_num_batched_tokens {tokens} is below max_num_seqs {seqs}, which vLLM refuses"
+            self.refuse(key, reason, "max_num_batched_tokens >= max_num_seqs")
+        if engine.long_prefill_token_threshold > max_model_len:
+            reason = f"is above max_model_len {max_model_len}, which vLLM refuses"
+            self.refuse("engine.long_prefill_token_threshold", reason, f"0 to {max_model_len}")
+
+        speculation = engine.speculative_config
+        runs_async = speculation is None or DRAFTERS[speculation.method].runs_async
+        if engine.async_scheduling and not runs_async:
+            assert speculation is not None
+            able = ", ".join(name for name, entry in DRAFTERS.items() if entry.runs_async and name != "none")
+            reason = f"vLLM refuses asynchronous scheduling with method {speculation.method}"
+            self.refuse("engine.async_scheduling", reason, f"false or null, or a method of {able}")
+        elif engine.async_scheduling is None and not runs_async:
+            assert speculation is not None
+            self.warnings.append(
+                f"engine.async_scheduling: off, because vLLM does not run method {speculation.method} asynchronously "
+                "(ngram_gpu it does)"
+            )
+        settled_async = runs_async if engine.async_scheduling is None else engine.async_scheduling
+        self._update_engine(
+            max_model_len=max_model_len,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            async_scheduling=settled_async,
+        )
+        if engine.num_gpu_blocks is not None:
+            needed = -(-max_model_len // engine.block_size)
+            if needed > engine.num_gpu_blocks - 1:
+                self.warnings.append(
+                    f"engine.num_gpu_blocks: {engine.num_gpu_blocks} blocks do not hold one request of max_model_len "
+                    f"{max_model_len}, which takes {needed}: vLLM would not start; requests that fit are simulated"
+                )
+
+    def _speculation(self, shape: ModelShape) -> None:
+        engine = self.scenario.engine
+        speculation = engine.speculative_config
+        if speculation is None:
+            return
+        section = "engine.speculative_config"
+        k = speculation.num_speculative_tokens
+        kind = DRAFTERS[speculation.method]
+        budget = engine.max_num_batched_tokens
+        per_request = engine.preset not in PRESETS or PRESETS[engine.preset].draft_slots_per_request
+        taken = kind.draft_slots * (1 if per_request else engine.max_num_seqs)
+        if budget - taken < k + 1:
+            for_drafts = f", of which drafting takes {taken}" if taken else ""
+            reason = f"one verification takes K + 1 = {k + 1} tokens and max_num_batched_tokens is {budget}{for_drafts}"
+            self.refuse(
+                f"{section}.num_speculative_tokens", reason, f"max_num_batched_tokens of {k + 1 + taken} or more"
+            )
+        if k + 1 >= engine.max_model_len:
+            reason = f"one verification takes K + 1 = {k + 1} tokens and max_model_len is {engine.max_model_len}"
+            self.refuse(f"{section}.num_speculative_tokens", reason)
+        if speculation.draft_tensor_parallel_size not in (None, 1, engine.tensor_parallel_size):
+            self.refuse(
+                f"{section}.draft_tensor_parallel_size",
+                "vLLM wants 1 or tensor_parallel_size",
+                " or ".join(dict.fromkeys(("1", str(engine.tensor_parallel_size)))),
+            )
+        for row in speculation.num_speculative_tokens_per_batch_size or ():
+            if row[2] > k:
+                self.warnings.append(
+                    f"{section}.num_speculative_tokens_per_batch_size: row {row} asks for more than "
+                    f"num_speculative_tokens {k} and gets {k}, as in vLLM"
+                )
+        try:
+            drafter(self.scenario)
+        except UnknownName as error:
+            self._unknown(f"{section}.model", error, "a config.json")
+        except (ShapeError, OSError, ValueError) as error:
+            self.refuse(f"{section}.model" if speculation.model else f"{section}.method", str(error))
+
+    def _acceptance(self) -> None:
+        speculation = self.scenario.engine.speculative_config
+        if speculation is None:
+            return
+        k = speculation.num_speculative_tokens
+        given = self.scenario.acceptance
+        rates, length = speculation.synthetic_acceptance_rates, speculation.synthetic_acceptance_length
+        if given is None:
+            settled: Geometric | PerPosition
+            if rates is not None:
+                settled = PerPosition(model="per_position", rates=rates, convention="unconditional")
+            elif length is not None:
+                settled = PerPosition(
+                    model="per_position", rates=_rates_from_length(length, k), convention="unconditional"
+                )
+            else:
+                settled = Geometric(model="geometric", rate=ACCEPTANCE_RATES[speculation.method])
+            self.scenario = self.scenario.model_copy(update={"acceptance": settled})
+            return
+        if isinstance(given, PerPosition) and len(given.rates) < k:
+            self.refuse(
+                "acceptance.rates", f"{len(given.rates)} rates for num_speculative_tokens {k}", f"{k} or more rates"
+            )
+
+    def _workload(self) -> None:
+        engine = self.scenario.engine
+        synthetic = self.scenario.workload.synthetic
+        if synthetic is None:
+            return
+        section = "workload.synthetic"
+        synthetic = self._settled_lengths(synthetic, engine.max_model_len)
+        workload = self.scenario.workload.model_copy(update={"synthetic": synthetic})
+        self.scenario = self.scenario.model_copy(update={"workload": workload})
+        if synthetic.priority is not None and engine.scheduling_policy != "priority":
+            self.refuse(f"{section}.priority", "has no meaning under fcfs", "engine.scheduling_policy: priority")
+
+        largest: dict[str, int] = {}
+        parts: dict[str, Tokens] = {
+            "prompt_tokens": synthetic.prompt_tokens,
+            "output_tokens": synthetic.output_tokens,
+        }
+        if synthetic.shared_prefix is not None:
+            parts["shared_prefix.tokens"] = synthetic.shared_prefix.tokens
+        if synthetic.conversations is not None:
+            parts["conversations.turns"] = synthetic.conversations.turns
+        for key, tokens in parts.items():
+            try:
+                largest[key] = workloads.lengths.largest(lengths(tokens))
+            except (ValueError, OverflowError) as error:
+                self.refuse(f"{section}.{key}", str(error))
+        if len(largest) < len(parts):
+            return
+        prefix = largest.get("shared_prefix.tokens", 0)
+        prompt, output = largest["prompt_tokens"] + prefix, largest["output_tokens"]
+        said = f"prompts of up to {prompt} tokens" + (f" ({prefix} of them shared prefix)" if prefix else "")
+        if prompt >= engine.max_model_len:
+            reason = f"{said} can be drawn, and vLLM refuses a prompt of max_model_len {engine.max_model_len} or more"
+            self.refuse(f"{section}.prompt_tokens", reason, f"up to {engine.max_model_len - 1 - prefix} tokens")
+        elif prompt + output > engine.max_model_len and isinstance(synthetic.output_tokens, FixedTokens):
+            self.warnings.append(
+                f"{section}.output_tokens: {said} and {output} of output pass max_model_len {engine.max_model_len}, "
+                "where vLLM ends the answer"
+            )
+        if synthetic.conversations is not None:
+            context = synthetic.conversations.max_context_tokens
+            assert context is not None
+            if context > engine.max_model_len:
+                reason = f"is above max_model_len {engine.max_model_len}"
+                self.refuse(f"{section}.conversations.max_context_tokens", reason, f"up to {engine.max_model_len}")
+            elif prompt + output > context:
+                reason = f"a first turn can need {prompt + output} tokens, and max_context_tokens is {context}"
+                self.refuse(f"{section}.conversations", reason, "give prompt_tokens and output_tokens a max that fits")
+        if (
+            engine.num_gpu_blocks is not None
+            and isinstance(synthetic.prompt_tokens, FixedTokens)
+            and isinstance(synthetic.output_tokens, FixedTokens)
+            and prefix == 0
+        ):
+            # The KV of the last token is never computed.
+            slots = min(prompt + output - 1, engine.max_model_len)
+            try:
+                check_fits(engine.num_gpu_blocks, engine.block_size, slots, "every request")
+            except ScenarioError as error:
+                (problem,) = error.problems
+                self.refuse(problem.key, problem.reason, problem.allowed)
+
+    @staticmethod
+    def _settled_lengths(synthetic: Synthetic, max_model_len: int) -> Synthetic:
+        """Open ends closed: a log-normal without max, a conversation without max_context_tokens."""
+
+        def closed(tokens: Tokens, taken: int) -> Tokens:
+            if not isinstance(tokens, LognormalTokens) or tokens.max is not None:
+                return tokens
+            return tokens.model_copy(update={"max": max(tokens.min, max_model_len - 1 - taken)})
+
+        prefix = 0
+        update: dict[str, Any] = {}
+        if synthetic.shared_prefix is not None:
+            shared = closed(synthetic.shared_prefix.tokens, 1)
+            update["shared_prefix"] = synthetic.shared_prefix.model_copy(update={"tokens": shared})
+            try:
+                prefix = workloads.lengths.largest(lengths(shared))
+            except (ValueError, OverflowError):
+                prefix = 0  # told where all lengths are looked at
+        for key, taken in (("prompt_tokens", prefix), ("output_tokens", 0)):
+            tokens = getattr(synthetic, key)
+            if key not in synthetic.model_fields_set and tokens.max >= max_model_len - taken:
+                tokens = tokens.model_copy(update={"max": None})  # the default, made to fit
+            update[key] = closed(tokens, taken)
+        if synthetic.conversations is not None:
+            conversations = synthetic.conversations
+            changes: dict[str, Any] = {"turns": closed(conversations.turns, 0)}
+            if conversations.max_context_tokens is None:
+                changes["max_context_tokens"] = max_model_len
+            update["conversations"] = conversations.model_copy(update=changes)
+        return synthetic.model_copy(update=update)
+
+    def _events(self) -> None:
+        synthetic = self.scenario.workload.synthetic
+        trace = self.scenario.workload.trace
+        count = None
+        if synthetic is not None and synthetic.conversations is None:
+            count = synthetic.num_requests
+        elif trace is not None:
+            count = trace.max_requests
+        for number, event in enumerate(self.scenario.events):
+            if count is not None and isinstance(event, Abort) and event.request is not None and event.request >= count:
+                self.refuse(f"events.{number}.request", f"there are {count} requests, from 0", f"0 to {count - 1}")
+
+
+def _rates_from_length(length: float, k: int) -> list[float]:
+    """Unconditional rates with that mean length: whole positions first, then one in part (as vLLM 0.32 does)."""
+    whole, part = divmod(length - 1.0, 1.0)
+    rates = [1.0] * int(whole) + [part]
+    return (rates + [0.0] * k)[:k]

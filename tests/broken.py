@@ -1,0 +1,198 @@
+"""Other readings of the rules: the simulator with one rule changed, for tests that must notice.
+
+A reading is a piece of the core's source and what it would be under the other reading. It is applied by compiling the
+changed source of the function in its module, so a reading whose source is no longer there fails loudly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``function`` is ``module:qualified.name``; its source holds ``ours`` once, the other reading has ``other``.
+
+    ``presets`` are the presets under which the two are told apart; ``says`` is the other reading in words.
+    """
+
+    function: str
+    ours: str
+    other: str
+    says: str
+    presets: tuple[str, ...] = ("vllm-0.32",)
+
+
+@contextmanager
+def applied(reading: Reading) -> Iterator[None]:
+    """The simulator under the other reading, while the context lasts."""
+    module_name, qualified = reading.function.split(":")
+    module = importlib.import_module(module_name)
+    *path, name = qualified.split(".")
+    owner = module
+    for part in path:
+        owner = getattr(owner, part)
+    original = inspect.getattr_static(owner, name)
+    source = textwrap.dedent(inspect.getsource(getattr(original, "fget", None) or original))
+    assert source.count(reading.ours) == 1, f"{reading.function} holds {reading.ours!r} {source.count(reading.ours)} times"
+    changed = source.replace(reading.ours, reading.other)
+    code = compile("from __future__ import annotations\n" + changed, f"<{reading.says}>", "exec")
+    found: dict[str, object] = {}
+    exec(code, vars(module), found)
+    replacement = found[name]
+    presets = importlib.import_module("sim.policies.presets").PRESETS
+    # Policies that are plain functions stand in the presets as they were imported.
+    swapped: dict[str, object] = {}
+    if not path and inspect.isfunction(original):
+        import dataclasses
+
+        for preset, rules in presets.items():
+            for field in dataclasses.fields(rules):
+                if getattr(rules, field.name) is original:
+                    swapped[preset] = rules
+                    rules = dataclasses.replace(rules, **{field.name: replacement})
+            if preset in swapped:
+                presets[preset] = rules
+    users = [
+        other
+        for other in ("sim.core.scheduler", "sim.replay")
+        if not path and getattr(importlib.import_module(other), name, None) is original
+    ]
+    setattr(owner, name, replacement)
+    for user in users:
+        setattr(importlib.import_module(user), name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+        for user in users:
+            setattr(importlib.import_module(user), name, original)
+        presets.update(swapped)
+
+
+_WAITING = "sim.core.scheduler:Scheduler._schedule_waiting"
+_RUNNING = "sim.core.scheduler:Scheduler._schedule_running"
+_UPDATE = "sim.core.scheduler:Scheduler.update"
+_ADMIT = "sim.core.kv_cache:KVCache.admit"
+_PAD = "sim.policies.padding:beside_running_or_hit"
+
+READINGS = {
+    "padding-under-a-table": Reading(
+        _WAITING, "and self._draft_lengths is None and", "and", "padded under dynamic K too"
+    ),
+    "padding-beside-a-chunk": Reading(
+        _WAITING, "is None and not prefill_scheduled", "is None", "padded beside a running prefill chunk too"
+    ),
+    "padding-needs-a-running-frame": Reading(
+        _PAD, "if not running_frames and hit == 0:", "if not running_frames:", "padded only beside a running frame"
+    ),
+    "padding-needs-a-hit": Reading(
+        _PAD, "if not running_frames and hit == 0:", "if hit == 0:", "padded only after a hit"
+    ),
+    "padding-without-either": Reading(
+        _PAD, "if not running_frames and hit == 0:", "if False:", "padded with neither a running frame nor a hit"
+    ),
+    "padding-counts-admissions": Reading(
+        _WAITING, "batch.num_running_frames > 0", "len(batch.requests) > 0",
+        "a request admitted in this step counts as a running frame",
+    ),
+    "padding-model-length": Reading(
+        _PAD, "hit + padded + 1 > max_model_len", "hit + padded > max_model_len", "no room for the sampled token asked"
+    ),
+    "padding-model-length-stops": Reading(
+        _PAD, "max_model_len:\n        return 1", "max_model_len:\n        return 0",
+        "no room under the model's length ends admission",
+    ),
+    "padding-over-budget": Reading(
+        _PAD, "return 0 if padded > budget", "return 1 if padded > budget", "too small a budget: admitted unpadded"
+    ),
+    "padding-0.28-model-length": Reading(
+        "sim.policies.padding:beside_running", "hit + padded > max_model_len", "hit + padded + 1 > max_model_len",
+        "room for the sampled token asked", ("vllm-0.26", "vllm-0.28"),
+    ),
+    "padding-0.28-beside-running": Reading(
+        "sim.policies.padding:beside_running", "if not running_frames:", "if not running_frames and hit == 0:",
+        "padded after a hit too", ("vllm-0.26", "vllm-0.28"),
+    ),
+    "watermark-when-alone": Reading(
+        _ADMIT, "self.watermark_blocks if somebody_runs else 0", "self.watermark_blocks", "held to when nobody runs"
+    ),
+    "watermark-counts-scheduled": Reading(
+        _WAITING, "len(self.running) > 0\n", "len(batch.requests) > 0\n",
+        "somebody runs only if something is scheduled in this step",
+    ),
+    "watermark-counts-earlier": Reading(
+        _WAITING, "len(self.running) > 0\n", "len(self.running) > len(batch.resumed)\n",
+        "those admitted in this step do not run yet",
+    ),
+    "watermark-not-in-whole-prompt": Reading(
+        _ADMIT, "if need + watermark > pool.num_free", "if need > pool.num_free", "not in the whole-prompt check"
+    ),
+    "watermark-not-in-slots": Reading(
+        _ADMIT, "if new + idle + watermark > pool", "if new + idle > pool", "in the whole-prompt check only"
+    ),
+    "watermark-for-running": Reading(
+        "sim.core.kv_cache:KVCache.extend", "if need > self.pool.num_free", "if need + self.watermark_blocks > self.pool.num_free",
+        "running requests are held to it",
+    ),
+    "idle-hits-in-whole-prompt": Reading(
+        _ADMIT, "need = max((whole + block_size - 1) // block_size - held, 0) + idle",
+        "need = max((whole + block_size - 1) // block_size - held, 0)",
+        "hit blocks that nobody holds are not counted in the whole-prompt check",
+    ),
+    "ties-by-arrival-order": Reading(
+        "sim.core.queues:PriorityQueue.add", "request.arrival, request.id, request",
+        "request.arrival, request.index, request", "ties in the waiting queue by order of arrival",
+    ),
+    "ties-by-number": Reading(
+        "sim.core.queues:PriorityQueue.add", "request.arrival, request.id, request",
+        "request.arrival, (len(request.id), request.id), request", "ties in the waiting queue by the number in the id",
+    ),
+    "victim-ties": Reading(
+        "sim.core.scheduler:Scheduler._victim", "max(self.running, key",
+        "max(reversed(self.running), key", "of equal victims the last in the list",
+    ),
+    "token-budget-comes-back": Reading(
+        "sim.core.batch:BatchBuilder.remove", "self.token_budget += num_tokens\n", "pass\n",
+        "a victim's token budget is gone",
+    ),
+    "input-budget-comes-back": Reading(
+        "sim.core.batch:BatchBuilder.remove", "self.input_budget += num_tokens + self.draft_slots\n", "pass\n",
+        "a victim's input budget is gone",
+    ),
+    "draft-slots-come-back": Reading(
+        "sim.core.batch:BatchBuilder.remove", "num_tokens + self.draft_slots", "num_tokens",
+        "a victim's draft slots are gone",
+    ),
+    "table-gap-keeps-previous": Reading(
+        "sim.core.draft_length:draft_length_table", "for size in range(first, max_num_seqs + 1):",
+        "for size in range(first, min(last, max_num_seqs) + 1):", "in a gap of the table K is that of the first row",
+    ),
+    "table-gap-configured": Reading(
+        "sim.core.draft_length:draft_length_table", "    return table",
+        "    return [\n"
+        "        k if any(first <= size <= last for first, last, _ in rows) else num_speculative_tokens\n"
+        "        for size, k in enumerate(table)\n"
+        "    ]", "in a gap of the table and behind it K is the configured one",
+    ),
+    "stale-rejections": Reading(
+        "sim.policies.stale_output:DiscardedInFrames.returned",
+        "DISCARDED if self.rolls_back_first else STALE_DROPPED", "DISCARDED",
+        "a discarded frame's rejections are rolled back", ("vllm-0.26",),
+    ),
+    "stale-rejections-0.24": Reading(
+        "sim.policies.stale_output:DiscardedInFrames.returned",
+        "DISCARDED if self.rolls_back_first else STALE_DROPPED", "STALE_DROPPED",
+        "a discarded frame's rejections are not rolled back", ("vllm-0.24",),
+    ),
+    "skipped-victim": Reading(
+        _RUNNING, "if position < index and (scheduled or self._rules.skipped_victim_moves_index):",
+        "if position < index and scheduled:", "a skipped victim in front does not move the index", ("vllm-0.32", "vllm-0.28"),
+    ),
+}  # fmt: skip
+"""The readings of the rules that the handed-out traces do not tell apart, by the name of the case that does."""
