@@ -20,9 +20,21 @@ class SegmentContent:
         self._num_prompt_tokens = num_prompt_tokens
         self._block_size = block_size
 
-    def block_hash(self, parent: int, index: int) -> int:
+    def extend_hashes(self, hashes: list[int], count: int) -> None:
         """See `sim.core.request.Content`. A tuple of integers has the same hash in every process."""
-        return hash((parent, *self.pieces(index)))
+        size = self._block_size
+        parent = hashes[-1] if hashes else 0
+        index = len(hashes)
+        if len(self._segments) == 1:
+            stream, first, tokens = self._segments[0]
+            for start in range(first + index * size, first + min(count, tokens // size) * size, size):
+                parent = hash((parent, stream, start, size))
+                hashes.append(parent)
+            index = len(hashes)
+        while index < count:
+            parent = hash((parent, *self.pieces(index)))
+            hashes.append(parent)
+            index += 1
 
     def pieces(self, index: int) -> list[int]:
         """Block `index` as (stream, start, count) triples in one flat list; pieces that continue each other are one."""

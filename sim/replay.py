@@ -30,9 +30,11 @@ class ScriptedContent:
         self._end = end
         self._block_size = block_size
 
-    def block_hash(self, parent: int, index: int) -> int:
-        start = index * self._block_size
-        return hash((parent, *[self._at(position) for position in range(start, start + self._block_size)]))
+    def extend_hashes(self, hashes: list[int], count: int) -> None:
+        size = self._block_size
+        for start in range(len(hashes) * size, count * size, size):
+            tokens = [self._at(position) for position in range(start, start + size)]
+            hashes.append(hash((hashes[-1] if hashes else 0, *tokens)))
 
     def _at(self, position: int) -> int:
         output = position - len(self._prompt)

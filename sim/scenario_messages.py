@@ -212,7 +212,7 @@ def _unknown_key(source: Source, path: KeyPath) -> Problem:
 
 def _reason(kind: str, details: ErrorDetails, path: KeyPath, value: object) -> str:
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
-        united = re.fullmatch(r"\s*([-+]?[0-9][0-9_,.]*(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/%][A-Za-zµ/%0-9]*)\s*", value)
+        united = re.fullmatch(r"\s*([-+]?[0-9][0-9_,.]*(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ%][A-Za-zµ/%0-9]*)\s*", value)
         if united:
             unit = _unit(path)
             where = f"the key is in {unit}" if unit else "this key is a plain number"

@@ -158,6 +158,8 @@ def apply_override(source: Source, override: str) -> None:
 
     name, equals, text = override.partition("=")
     parts: list[str] = [part.strip() for part in name.split(".")]
+    if not _encodable(override):
+        raise refuse("is not UTF-8 text")
     if not equals or not all(parts):
         raise refuse("is not an override", allowed="KEY=VALUE, such as engine.max_num_seqs=64")
     if len(parts) > MAX_DEPTH:
@@ -200,6 +202,14 @@ def apply_override(source: Source, override: str) -> None:
     for below in [known for known in source.places if known[: len(path)] == path]:
         del source.places[below]
     source.places[path] = Place(override=override)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _line(event: yaml.Event) -> int | None:
@@ -248,6 +258,10 @@ class _Reader:
             [Problem(reason, key=dotted(path), allowed=allowed, file=self._label, line=line)], self._label
         )
 
+    def _refuse_surrogates(self, event: yaml.ScalarEvent, path: KeyPath) -> None:
+        if not _encodable(event.value):
+            raise self._refuse("holds half a surrogate pair, which is no character", event, path)
+
     def _value(self, event: yaml.Event, events: Iterator[yaml.Event], path: KeyPath) -> Plain:
         self._values += 1
         if self._values > MAX_VALUES:
@@ -261,10 +275,7 @@ class _Reader:
             raise self._refuse(f"tags are not read here: {tag}", event, path, "a plain value")
         self._places.setdefault(path, Place(_line(event)))
         if isinstance(event, yaml.ScalarEvent):
-            try:
-                event.value.encode()
-            except UnicodeEncodeError:
-                raise self._refuse("holds half a surrogate pair, which is no character", event, path) from None
+            self._refuse_surrogates(event, path)
             if event.style is not None or tag == "!":
                 return str(event.value)
             return self._scalar(event, path)
@@ -286,6 +297,7 @@ class _Reader:
                 raise self._refuse("anchors and aliases (& and *) are not read here", event, path)
             if not isinstance(event, yaml.ScalarEvent):
                 raise self._refuse("a key is a list or a mapping", event, path, "text")
+            self._refuse_surrogates(event, path)
             key = event.value if event.style is not None else self._scalar(event, path)
             if not isinstance(key, str):
                 raise self._refuse(f"the key {event.value[:40]!r} is not text", event, path, "a name, such as `model`")

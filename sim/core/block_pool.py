@@ -52,9 +52,10 @@ class BlockPool:
             refs[block] = 1
             taken.append(block)
             if hashes[block] is not None:
-                self.cache.evict(block)
                 evicted.append(block)
             block = successors[block]
+        if evicted:
+            self.cache.evict(evicted)
         successors[end] = block
         self._previous[block] = end
         self.num_free -= count

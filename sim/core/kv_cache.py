@@ -58,8 +58,9 @@ class KVCache:
             return []
         find = self.pool.cache.find
         hit: list[int] = []
-        for index in range((request.num_tokens - 1) // self.block_size):
-            block = find(request.block_hash(index))
+        count = (request.num_tokens - 1) // self.block_size
+        for block_hash in request.hashes(count)[:count]:
+            block = find(block_hash)
             if block is None:
                 break
             hit.append(block)
@@ -139,9 +140,7 @@ class KVCache:
         if full <= first or not self.enable_prefix_caching:
             return
         blocks = request.block_table[first:full]
-        insert = self.pool.cache.insert
-        for number, block in enumerate(blocks, first):
-            insert(block, request.block_hash(number))
+        self.pool.cache.insert(blocks, request.hashes(full)[first:full])
         request.num_cached_blocks = full
         self.operations.append((HASHED, request.index, blocks))
 

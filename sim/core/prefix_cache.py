@@ -26,30 +26,38 @@ class PrefixCache:
         """The block that holds this content, the first inserted if several do."""
         return self._first.get(block_hash)
 
-    def insert(self, block: int, block_hash: int) -> None:
-        """Give a block its hash.
+    def insert(self, blocks: list[int], block_hashes: list[int]) -> None:
+        """Give blocks their hashes, in order.
 
         Raises:
-            ValueError: the block has one already; nothing has been changed.
+            ValueError: a block has one already; those before it have been inserted.
         """
-        if self.hashes[block] is not None:
-            raise ValueError(f"block {block} has a hash already")
-        self.hashes[block] = block_hash
-        if block_hash in self._first:
-            self._duplicates.setdefault(block_hash, []).append(block)
-        else:
-            self._first[block_hash] = block
+        hashes = self.hashes
+        first = self._first
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if hashes[block] is not None:
+                raise ValueError(f"block {block} has a hash already")
+            hashes[block] = block_hash
+            if block_hash in first:
+                self._duplicates.setdefault(block_hash, []).append(block)
+            else:
+                first[block_hash] = block
 
-    def evict(self, block: int) -> None:
-        """Take a block's hash away. The block must have one."""
-        block_hash = self.hashes[block]
-        if block_hash is None:
-            raise ValueError(f"block {block} has no hash")
-        self.hashes[block] = None
-        others = self._duplicates.get(block_hash)
-        if others is None:
-            del self._first[block_hash]
-            return
+    def evict(self, blocks: list[int]) -> None:
+        """Take blocks' hashes away. Each must have one (KeyError)."""
+        hashes = self.hashes
+        for block in blocks:
+            block_hash = hashes[block]
+            if block_hash is None:
+                raise KeyError(f"block {block} has no hash")
+            hashes[block] = None
+            if block_hash in self._duplicates:
+                self._evict_duplicate(block, block_hash)
+            else:
+                del self._first[block_hash]
+
+    def _evict_duplicate(self, block: int, block_hash: int) -> None:
+        others = self._duplicates[block_hash]
         if self._first[block_hash] == block:
             self._first[block_hash] = others.pop(0)
         else:

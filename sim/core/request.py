@@ -28,8 +28,8 @@ class IllegalTransition(Exception):
 class Content(Protocol):
     """What a request's tokens are, as far as the prefix cache has to know."""
 
-    def block_hash(self, parent: int, index: int) -> int:
-        """Hash of the full block number `index`, given the hash of the block before it (0 for the first).
+    def extend_hashes(self, hashes: list[int], count: int) -> None:
+        """Append hashes of full blocks, in order, until there are `count`.
 
         Two blocks have the same hash if and only if they and all blocks before them hold the same tokens
         (up to collisions of a 64-bit hash).
@@ -120,14 +120,12 @@ class Request:
             raise IllegalTransition(f"request {self.id}: {STATUS_NAMES[self.status]} to {STATUS_NAMES[status]}")
         self.status = status
 
-    def block_hash(self, index: int) -> int:
-        """Hash of full block `index`, computed once. The request must have (index + 1) full blocks of tokens."""
+    def hashes(self, count: int) -> list[int]:
+        """Hashes of at least the first `count` full blocks. The request must have that many full blocks of tokens."""
         hashes = self.block_hashes
-        known = len(hashes)
-        while known <= index:
-            hashes.append(self.content.block_hash(hashes[known - 1] if known else 0, known))
-            known += 1
-        return hashes[index]
+        if len(hashes) < count:
+            self.content.extend_hashes(hashes, count)
+        return hashes
 
     def __repr__(self) -> str:
         return (

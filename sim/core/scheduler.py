@@ -14,9 +14,9 @@ from sim.core.draft_length import draft_length_table
 from sim.core.kv_cache import KVCache
 from sim.core.prefix_cache import PrefixCache
 from sim.core.queues import FcfsQueue, PriorityQueue, WaitingQueue
-from sim.core.request import FINISHED, PREEMPTED, RUNNING, WAITING, Request
+from sim.core.request import FINISHED, PREEMPTED, RUNNING, Request
 from sim.core.settings import Rules, Settings
-from sim.records import DISCARDED, FRESH, STALE_DELIVERED, STALE_DROPPED, UNKNOWN, Batch, Interruption, Returned
+from sim.records import DISCARDED, FRESH, STALE_DROPPED, UNKNOWN, Batch, Interruption, Returned
 
 
 class Scheduler:
@@ -109,45 +109,73 @@ class Scheduler:
         settings = self._settings
         running = self.running
         extend = self.kv_cache.extend
+        batch = builder.batch
+        requests, tokens, drafts = batch.requests, batch.tokens, batch.drafts
+        computed_before, epochs = batch.computed, batch.epochs
         draft_slots = self._draft_slots
+        negative_frames = self._rules.negative_frames
         lookahead = settings.num_lookahead_tokens
         longest = settings.max_model_len - 1
+        token_budget, input_budget = builder.token_budget, builder.input_budget
         prefill_scheduled = False
         index = 0
-        while index < len(running) and builder.token_budget > 0 and builder.input_budget > draft_slots:
+        while index < len(running) and token_budget > 0 and input_budget > draft_slots:
             request = running[index]
             placeholders = request.num_output_placeholders
             computed = request.num_computed_tokens
             if placeholders > 0 and computed + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens:
                 index += 1  # What is in flight is sure to finish it.
                 continue
-            known = request.num_tokens + placeholders
-            num_tokens = known + request.num_drafts - computed
-            if 0 < threshold < num_tokens:
+            uncomputed = request.num_tokens + placeholders - computed
+            proposed = request.num_drafts
+            num_tokens = uncomputed + proposed
+            if num_tokens > threshold > 0:
                 num_tokens = threshold
-            num_tokens = min(num_tokens, builder.token_budget, builder.input_budget - draft_slots, longest - computed)
-            if num_tokens <= 0 and not (num_tokens < 0 and self._rules.negative_frames):
+            if num_tokens > token_budget:
+                num_tokens = token_budget
+            if num_tokens > input_budget - draft_slots:
+                num_tokens = input_budget - draft_slots
+            if num_tokens > longest - computed:
+                num_tokens = longest - computed
+            if num_tokens <= 0 and not (num_tokens < 0 and negative_frames):
                 index += 1
                 continue
             while not extend(request, num_tokens, lookahead):
-                victim = self._victim()
-                position = running.index(victim) if settings.priority else len(running) - 1
-                del running[position]
-                scheduled = builder.remove(victim)
-                if position < index and (scheduled or self._rules.skipped_victim_moves_index):
-                    index -= 1
-                self._preempt(victim, False)
-                builder.batch.preempted.append(victim)
-                if victim is request:
+                builder.token_budget, builder.input_budget = token_budget, input_budget
+                index = self._make_room(builder, index)
+                token_budget, input_budget = builder.token_budget, builder.input_budget
+                if request.status != RUNNING:
                     return prefill_scheduled
-            prefill_scheduled |= request.is_prefill_chunk
+            if request.is_prefill_chunk:
+                prefill_scheduled = True
             num_drafts = 0
-            if request.num_drafts:
-                num_drafts = max(min(num_tokens + computed - known, request.num_drafts), 0)
+            if proposed:
+                if num_tokens > uncomputed:
+                    num_drafts = min(num_tokens - uncomputed, proposed)
                 request.num_drafts = 0
-            builder.add(request, num_tokens, num_drafts, computed)
+            requests.append(request)
+            tokens.append(num_tokens)
+            drafts.append(num_drafts)
+            computed_before.append(computed)
+            epochs.append(request.num_preemptions)
+            token_budget -= num_tokens
+            input_budget -= num_tokens + draft_slots
             index += 1
+        builder.token_budget, builder.input_budget = token_budget, input_budget
         return prefill_scheduled
+
+    def _make_room(self, builder: BatchBuilder, index: int) -> int:
+        """Preempt one running request; returns where the request in hand now stands in the running list."""
+        running = self.running
+        victim = self._victim()
+        position = running.index(victim) if self._settings.priority else len(running) - 1
+        del running[position]
+        scheduled = builder.remove(victim)
+        self._preempt(victim, False)
+        builder.batch.preempted.append(victim)
+        if position < index and (scheduled or self._rules.skipped_victim_moves_index):
+            return index - 1
+        return index
 
     def _victim(self) -> Request:
         """Whom to preempt: the last of the running list, or the largest (priority, arrival), the first on a tie."""
@@ -257,46 +285,46 @@ class Scheduler:
         result = Returned(batch)
         result.sampled = sampled
         stale_output = self._rules.stale_output
+        if self._rules.negative_frames and min(batch.tokens) < 0:
+            raise EngineCrash(f"a batch with a frame of {min(batch.tokens)} tokens returned")
         is_async = self._settings.async_scheduling
-        commit = self.kv_cache.commit
-        delivered = result.delivered
-        trimmed = result.trimmed
-        rejections = result.rejected
-        fates = result.fates
+        max_model_len = self._settings.max_model_len
+        block_size = self._settings.block_size
+        delivered, trimmed = result.delivered, result.trimmed
+        rejections, fates = result.rejected, result.fates
         stopped_running = 0
         for request, num_tokens, num_drafts, epoch, num_sampled in zip(
             batch.requests, batch.tokens, batch.drafts, batch.epochs, sampled, strict=True
         ):
             rejected = num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
             rejections.append(rejected)
-            if request.status == FINISHED:
-                fates.append(UNKNOWN)
-                delivered.append(0)
-                trimmed.append(0)
-                continue
-            if num_tokens < 0:
-                raise EngineCrash(f"request {request.id}: a frame of {num_tokens} tokens returned")
-            request.num_in_flight_tokens -= num_tokens
             fate = FRESH
-            stale = request.num_preemptions != epoch
-            if stale or request.async_tokens_to_discard > 0:
-                fate = stale_output.returned(request, num_tokens, num_sampled, stale)
+            counts = True
+            if request.num_preemptions != epoch or request.async_tokens_to_discard or request.status == FINISHED:
+                fate = self._fate(request, num_tokens, num_sampled, epoch)
+                counts = fate == FRESH or stale_output.frames_count
+            else:
+                request.num_in_flight_tokens -= num_tokens
             fates.append(fate)
-            if fate == STALE_DROPPED:
+            if fate == STALE_DROPPED or fate == UNKNOWN:
                 delivered.append(0)
                 trimmed.append(0)
                 continue
-            counts = fate == FRESH or stale_output.frames_count
             if rejected and counts:
                 if request.num_computed_tokens > 0:
                     request.num_computed_tokens -= rejected
                 if request.num_output_placeholders > 0:
                     request.num_output_placeholders -= rejected
-            if fate == DISCARDED or num_sampled == 0:
+            if num_sampled == 0 or fate == DISCARDED:
                 delivered.append(0)
                 trimmed.append(0)
                 continue
-            kept = min(num_sampled, max(self._outputs_left(request), 1))
+            left = request.num_output_limit - request.num_output_tokens
+            if left > max_model_len - request.num_tokens:
+                left = max_model_len - request.num_tokens
+            kept = num_sampled
+            if kept > left:
+                kept = max(left, 1)
             delivered.append(kept)
             trimmed.append(num_sampled - kept)
             request.num_tokens += kept
@@ -306,9 +334,10 @@ class Scheduler:
                     request.num_output_placeholders -= kept
                     if request.num_output_placeholders < 0:
                         raise EngineCrash(f"request {request.id}: num_output_placeholders fell below zero")
-                if request.status == RUNNING:
-                    commit(request, request.num_computed_tokens - request.num_output_placeholders)
-            if self._outputs_left(request) <= 0:
+                certain = request.num_computed_tokens - request.num_output_placeholders
+                if certain // block_size > request.num_cached_blocks and request.status == RUNNING:
+                    self.kv_cache.commit(request, certain)
+            if kept >= left:
                 result.finished.append(request)
                 if request.status == RUNNING:
                     stopped_running += 1
@@ -322,11 +351,12 @@ class Scheduler:
         result.block_operations = self.kv_cache.take_operations()
         return result
 
-    def _outputs_left(self, request: Request) -> int:
-        """Tokens until the request stops: its own limit, or the model's length."""
-        return min(
-            request.num_output_limit - request.num_output_tokens, self._settings.max_model_len - request.num_tokens
-        )
+    def _fate(self, request: Request, num_tokens: int, num_sampled: int, epoch: int) -> int:
+        """Fate of a frame whose request has been preempted, has ended, or owes something to be discarded."""
+        if request.status == FINISHED:
+            return UNKNOWN
+        request.num_in_flight_tokens -= num_tokens
+        return self._rules.stale_output.returned(request, num_tokens, num_sampled, request.num_preemptions != epoch)
 
     def _propose(self, batch: Batch) -> None:
         """Without async scheduling the drafts for the next frame are known only now."""
@@ -371,8 +401,6 @@ def _priority_and_arrival(request: Request) -> tuple[int, int]:
 def _check_sampled(batch: Batch, sampled: list[int]) -> None:
     if len(sampled) != len(batch.requests):
         raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(batch.requests)} frames")
-    for request, num_drafts, samples, num_sampled in zip(
-        batch.requests, batch.drafts, batch.samples, sampled, strict=True
-    ):
+    for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled, strict=True):
         if not (1 <= num_sampled <= num_drafts + 1 if samples else num_sampled == 0):
-            raise ValueError(f"request {request.id}: {num_sampled} sampled tokens with {num_drafts} drafts")
+            raise ValueError(f"{num_sampled} sampled tokens for a frame with {num_drafts} drafts")

@@ -1,0 +1,187 @@
+"""The folder of a run: `results/<name>/<id>/`, its manifest and summary, and reading its tables back.
+
+Knows files; must not know how a run is made. A folder is readable at every moment: the manifest says `complete: false`
+from the start and is replaced at the end, and JSON files are replaced whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+SCHEMA_VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+SUMMARY: Final = "summary.json"
+PICTURES: Final = ("overview.png", "pool.png", "queues.png", "tokens.png")
+
+Table = Literal["requests", "steps"]
+
+_ID_DIGITS: Final = 10
+_CHUNK_ROWS: Final = 65_536
+
+
+class ResultsError(Exception):
+    """A folder of results that cannot be made, written or read. The message names it and says why."""
+
+
+def run_folder(root: Path, name: str, digest: str, seed: int) -> Path:
+    """Where a run belongs. `digest`: hexadecimal, of the whole scenario as resolved, its seed included."""
+    return root / name / f"{digest[:_ID_DIGITS]}-seed{seed}"
+
+
+def input_facts(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Path, bytes and time of change of files that a run reads, so that it can be told whether they are the same."""
+    facts = []
+    for file in files:
+        status = file.stat()
+        facts.append({"path": str(file), "bytes": status.st_size, "modified_ns": status.st_mtime_ns})
+    return facts
+
+
+def find_complete(
+    folder: Path, digest: str, version: str, inputs: list[dict[str, Any]], *, checked: bool
+) -> dict[str, Any] | None:
+    """The manifest of an earlier run that can stand for this one, or None.
+
+    That is a complete one of the same scenario, on input files that have not changed, by the same version of speckv,
+    and held to the laws if this one is to be (`checked`).
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        same = (
+            manifest["complete"] is True
+            and manifest["scenario_digest"] == digest
+            and manifest["versions"]["speckv"] == version
+            and manifest["schema_version"] == SCHEMA_VERSION
+            and manifest["inputs"] == inputs
+            and (manifest["checked"] or not checked)
+            and (folder / SUMMARY).is_file()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest if same else None
+
+
+def prepare(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Make the folder, take out what an earlier run left, and write a manifest that says `complete: false`.
+
+    Raises:
+        ResultsError: something is in the way, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_files(folder)
+        write_json(folder / MANIFEST, manifest)
+    except OSError as error:
+        raise ResultsError(_cannot("write", folder, error)) from error
+
+
+def discard(folder: Path) -> None:
+    """Take a run's files out again, and the folders that only held them."""
+    try:
+        _remove_files(folder)
+        for empty in (folder, folder.parent, folder.parent.parent):
+            empty.rmdir()
+    except OSError:
+        return  # Somebody else's files are in it, or it is not ours to change.
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole: whoever reads it finds the old one or the new one. Raises OSError."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run.
+
+    Raises:
+        ResultsError: it is not there, or is damaged.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ResultsError(_cannot("read", path, error)) from error
+    except ValueError as error:
+        raise ResultsError(f"cannot read {path}: not JSON ({error})") from error
+
+
+def table_file(folder: Path, table: Table) -> Path:
+    """The file of a run's table, whichever its format.
+
+    Raises:
+        ResultsError: the run has no such table.
+    """
+    for suffix in ("parquet", "csv"):
+        file = folder / f"{table}.{suffix}"
+        if file.is_file():
+            return file
+    raise ResultsError(f"{folder} has no table of {table}: neither {table}.parquet nor {table}.csv")
+
+
+def read_table(folder: Path, table: Table) -> pd.DataFrame:
+    """A run's table as a data frame; missing whole numbers are pandas' `NA`.
+
+    Raises:
+        ResultsError: the run has no such table.
+    """
+    file = table_file(folder, table)
+    import pandas as pd
+
+    if file.suffix == ".csv":
+        return pd.read_csv(file).convert_dtypes(convert_floating=False, convert_string=False)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def kept(kind: pa.DataType) -> Any:
+        return pd.Int64Dtype() if pa.types.is_int64(kind) else None
+
+    frame = pq.read_table(file).to_pandas(types_mapper=kept)
+    assert isinstance(frame, pd.DataFrame)
+    return frame
+
+
+def step_chunks(folder: Path, columns: list[str]) -> Iterator[dict[str, NDArray[np.int64]]]:
+    """Columns of the table of steps, some tens of thousands of rows at a time, in order.
+
+    Raises:
+        ResultsError: the run has no table of steps.
+    """
+    file = table_file(folder, "steps")
+    if file.suffix == ".csv":
+        import pandas as pd
+
+        for frame in pd.read_csv(file, usecols=columns, chunksize=_CHUNK_ROWS, dtype="int64"):
+            yield {name: frame[name].to_numpy() for name in columns}
+        return
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as source:
+        for batch in source.iter_batches(_CHUNK_ROWS, columns=columns):
+            yield {name: batch.column(name).to_numpy() for name in columns}
+
+
+def _remove_files(folder: Path) -> None:
+    tables = [f"{table}.{suffix}" for table in ("requests", "steps") for suffix in ("parquet", "csv")]
+    for name in (SUMMARY, *tables, *PICTURES, MANIFEST):  # The manifest last: until then it tells of what is there.
+        (folder / name).unlink(missing_ok=True)
+
+
+def _cannot(do: str, path: Path, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    at = error.filename if isinstance(error.filename, str) and error.filename != str(path) else None
+    return f"cannot {do} {path}: {reason}" + (f" ({at})" if at else "")
