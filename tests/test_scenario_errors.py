@@ -40,6 +40,7 @@ BAD: list[tuple[str, str, list[str]]] = [
     ("merge", "engine: {<<: {a: 1}}", ["merges"]),
     ("long number", "seed: " + "9" * 5000, ["a number of 5000 characters"]),
     ("half a surrogate", 'name: "\\ud800"', ["surrogate"]),
+    ("half a surrogate as key", '"\\ud800": 1', ["surrogate"]),
     ("code point", 'name: "\\UFFFFFFFF"', ["not YAML"]),
     ("bell", "name: a\x07b", ["not YAML"]),
     # keys
