@@ -17,8 +17,12 @@ certain from the start.
 
 from __future__ import annotations
 
-from sim.core.request import Request
+from typing import TYPE_CHECKING
+
 from sim.records import DISCARDED, EVICTED, FREED, FRESH, HASHED, HIT, TAKEN, Batch, BlockOperation, Interruption, Returned
+
+if TYPE_CHECKING:
+    from sim.core.request import Request
 
 RESERVATION_CLASSES = (
     "in_flight",
