@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sim.core.block_pool import BlockPool
 from sim.core.request import Request
+from sim.core.settings import Reservation
 from sim.records import EVICTED, FREED, HASHED, HIT, TAKEN, BlockOperation
 
 
@@ -19,9 +20,14 @@ class KVCache:
     """
 
     __slots__ = (
+        "_num_drafts",
+        "_reservation",
+        "_tracks",
         "block_size",
+        "cache_outputs",
         "drop_last_hit_block",
         "enable_prefix_caching",
+        "hit_margin_tokens",
         "max_model_len",
         "operations",
         "pool",
@@ -36,13 +42,27 @@ class KVCache:
         *,
         enable_prefix_caching: bool = True,
         drop_last_hit_block: bool = False,
+        hit_margin_tokens: int = 0,
+        cache_outputs: bool = True,
         watermark: float = 0.0,
+        reservation: Reservation | None = None,
+        tracks_reservation: bool = False,
+        num_drafts: int = 0,
     ) -> None:
+        """`reservation`: None for exactly the frame and its lookahead; `num_drafts`: the configured K, for the others.
+
+        `tracks_reservation`: keep `num_reserved_tokens` of each request, for those who undo by it.
+        """
         self.pool = pool
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.enable_prefix_caching = enable_prefix_caching
         self.drop_last_hit_block = drop_last_hit_block
+        self.hit_margin_tokens = hit_margin_tokens
+        self.cache_outputs = cache_outputs
+        self._reservation = reservation
+        self._tracks = tracks_reservation or reservation is not None
+        self._num_drafts = num_drafts
         self.watermark_blocks = int(watermark * pool.num_blocks)
         self.operations: list[BlockOperation] = []
 
@@ -58,7 +78,7 @@ class KVCache:
             return []
         find = self.pool.cache.find
         hit: list[int] = []
-        count = (request.num_tokens - 1) // self.block_size
+        count = max(request.num_tokens - 1 - self.hit_margin_tokens, 0) // self.block_size
         for block_hash in request.hashes(count)[:count]:
             block = find(block_hash)
             if block is None:
@@ -72,6 +92,10 @@ class KVCache:
         """Slots for a running request's next tokens. False, and nothing changed, if blocks are lacking."""
         end = request.num_computed_tokens + num_new_tokens
         slots = end + num_lookahead_tokens
+        if self._reservation is not None:
+            slots = self._reservation.slots(
+                request, request.num_computed_tokens, num_new_tokens, num_lookahead_tokens, self._num_drafts
+            )
         if slots > self.max_model_len:
             slots = self.max_model_len
         block_size = self.block_size
@@ -81,6 +105,8 @@ class KVCache:
             if need > self.pool.num_free:
                 return False
             self._take(request, need)
+        if self._tracks:
+            request.num_reserved_tokens = slots
         tokens = request.num_tokens
         if end < tokens:
             tokens = end
@@ -112,7 +138,12 @@ class KVCache:
         if need + watermark > pool.num_free:
             return False
         end = num_computed_tokens + num_new_tokens
-        slots = min(end + num_lookahead_tokens, self.max_model_len)
+        slots = end + num_lookahead_tokens
+        if self._reservation is not None:
+            slots = self._reservation.slots(
+                request, num_computed_tokens, num_new_tokens, num_lookahead_tokens, self._num_drafts
+            )
+        slots = min(slots, self.max_model_len)
         new = max((slots + block_size - 1) // block_size - held, 0)
         if new + idle + watermark > pool.num_free:
             return False
@@ -121,6 +152,7 @@ class KVCache:
             request.block_table.extend(hit)
             self.operations.append((HIT, request.index, hit))
         request.num_cached_blocks = held
+        request.num_reserved_tokens = slots
         if new:
             self._take(request, new)
         self.commit(request, min(end, request.num_tokens))
@@ -134,7 +166,13 @@ class KVCache:
         request.block_table.extend(taken)
 
     def commit(self, request: Request, num_tokens: int) -> None:
-        """Full blocks up to num_tokens join the prefix cache."""
+        """Full blocks up to num_tokens join the prefix cache, unless they hold output and that is not cached yet."""
+        if not self.cache_outputs and num_tokens > request.num_prompt_tokens:
+            num_tokens = request.num_prompt_tokens
+        self.commit_all(request, num_tokens)
+
+    def commit_all(self, request: Request, num_tokens: int) -> None:
+        """Full blocks up to num_tokens join the prefix cache, whatever they hold."""
         full = num_tokens // self.block_size
         first = request.num_cached_blocks
         if full <= first or not self.enable_prefix_caching:
@@ -143,6 +181,16 @@ class KVCache:
         self.pool.cache.insert(blocks, request.hashes(full)[first:full])
         request.num_cached_blocks = full
         self.operations.append((HASHED, request.index, blocks))
+
+    def trim(self, request: Request, num_tokens: int) -> None:
+        """Let go of the blocks behind the first num_tokens tokens, the last of the table first."""
+        kept = (num_tokens + self.block_size - 1) // self.block_size
+        walk = request.block_table[kept:]
+        if walk:
+            walk.reverse()
+            del request.block_table[kept:]
+            self.pool.release(walk)
+            self.operations.append((FREED, request.index, walk))
 
     def free(self, request: Request) -> None:
         """Let go of all blocks, walking the table backwards."""

@@ -59,6 +59,7 @@ class Request:
         "num_output_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_reserved_tokens",
         "num_stale_output_tokens",
         "num_tokens",
         "priority",
@@ -107,6 +108,8 @@ class Request:
         self.num_preemptions = 0
         self.block_table: list[int] = []
         self.block_hashes: list[int] = []
+        self.num_reserved_tokens = 0
+        """End of the slots that were reserved last, where the reservation or the undoing of rejections wants to know."""
         self.num_cached_blocks = 0
         """Leading blocks of the table that have joined the prefix cache since admission."""
 

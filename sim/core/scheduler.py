@@ -15,7 +15,7 @@ from sim.core.kv_cache import KVCache
 from sim.core.prefix_cache import PrefixCache
 from sim.core.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from sim.core.request import FINISHED, PREEMPTED, RUNNING, Request
-from sim.core.settings import Rules, Settings
+from sim.core.settings import DraftLength, Rules, Settings
 from sim.records import DISCARDED, FRESH, STALE_DROPPED, UNKNOWN, Batch, Interruption, Returned
 
 
@@ -23,6 +23,7 @@ class Scheduler:
     """Running and waiting requests over one block pool."""
 
     __slots__ = (
+        "_draft_length",
         "_draft_lengths",
         "_draft_slots",
         "_num_schedules",
@@ -40,7 +41,8 @@ class Scheduler:
         "waiting",
     )
 
-    def __init__(self, settings: Settings, rules: Rules) -> None:
+    def __init__(self, settings: Settings, rules: Rules, draft_length: DraftLength | None = None) -> None:
+        """`draft_length`: None for a K that is fixed, or the settings' table."""
         self._settings = settings
         self._rules = rules
         cache = PrefixCache(settings.num_gpu_blocks)
@@ -51,8 +53,14 @@ class Scheduler:
             settings.max_model_len,
             enable_prefix_caching=settings.enable_prefix_caching,
             drop_last_hit_block=settings.drop_last_hit_block,
+            hit_margin_tokens=settings.hit_margin_tokens,
+            cache_outputs=rules.cache_outputs,
             watermark=settings.watermark,
+            reservation=None if rules.reservation.exact else rules.reservation,
+            tracks_reservation=rules.undo.frees,
+            num_drafts=settings.num_speculative_tokens,
         )
+        self._draft_length = draft_length
         self._token_budget = settings.max_num_scheduled_tokens or settings.max_num_batched_tokens
         self._draft_slots = settings.draft_slots if rules.draft_slots_per_request else 0
         self._draft_lengths: list[int] | None = None
@@ -168,7 +176,7 @@ class Scheduler:
         """Preempt one running request; returns where the request in hand now stands in the running list."""
         running = self.running
         victim = self._victim()
-        position = running.index(victim) if self._settings.priority else len(running) - 1
+        position = len(running) - 1 if victim is running[-1] else running.index(victim)
         del running[position]
         scheduled = builder.remove(victim)
         self._preempt(victim, False)
@@ -178,10 +186,10 @@ class Scheduler:
         return index
 
     def _victim(self) -> Request:
-        """Whom to preempt: the last of the running list, or the largest (priority, arrival), the first on a tie."""
+        """Whom to preempt: the largest (priority, arrival), the first on a tie, or as the rule says."""
         if self._settings.priority:
             return max(self.running, key=_priority_and_arrival)
-        return self.running[-1]
+        return self._rules.victim(self.running)
 
     def _schedule_waiting(self, builder: BatchBuilder, threshold: int, prefill_scheduled: bool) -> None:
         """Admissions, in queue order, until one does not fit."""
@@ -191,7 +199,8 @@ class Scheduler:
         batch = builder.batch
         draft_slots = self._draft_slots
         num_spec_tokens = settings.num_speculative_tokens
-        may_pad = num_spec_tokens > 0 and self._draft_lengths is None and not prefill_scheduled
+        fixed = self._draft_lengths is None and self._draft_length is None
+        may_pad = num_spec_tokens > 0 and fixed and not prefill_scheduled
         passed_over: list[Request] = []
         while builder.token_budget > 0 and len(waiting) > 0 and builder.input_budget > draft_slots:
             if len(self.running) >= settings.max_num_seqs:
@@ -243,6 +252,8 @@ class Scheduler:
         num_spec_tokens = self._settings.num_speculative_tokens
         if self._draft_lengths is not None and batch.requests:
             num_spec_tokens = self._draft_lengths[len(batch.requests)]
+        elif self._draft_length is not None and batch.requests:
+            num_spec_tokens = self._draft_length.length(batch)
         batch.num_spec_tokens = num_spec_tokens
         promises = self._settings.async_scheduling
         samples = batch.samples
@@ -290,6 +301,7 @@ class Scheduler:
         is_async = self._settings.async_scheduling
         max_model_len = self._settings.max_model_len
         block_size = self._settings.block_size
+        undo_frees = self._rules.undo.frees
         delivered, trimmed = result.delivered, result.trimmed
         rejections, fates = result.rejected, result.fates
         stopped_running = 0
@@ -315,6 +327,8 @@ class Scheduler:
                     request.num_computed_tokens -= rejected
                 if request.num_output_placeholders > 0:
                     request.num_output_placeholders -= rejected
+                if undo_frees and fate == FRESH:
+                    self._trim(request, rejected)
             if num_sampled == 0 or fate == DISCARDED:
                 delivered.append(0)
                 trimmed.append(0)
@@ -346,6 +360,8 @@ class Scheduler:
                 self._finish(request)
         if stopped_running:
             self.running = [request for request in self.running if request.status == RUNNING]
+        if self._draft_length is not None:
+            self._draft_length.observe(result)
         if not is_async:
             self._propose(batch)
         result.block_operations = self.kv_cache.take_operations()
@@ -358,6 +374,11 @@ class Scheduler:
         request.num_in_flight_tokens -= num_tokens
         return self._rules.stale_output.returned(request, num_tokens, num_sampled, request.num_preemptions != epoch)
 
+    def _trim(self, request: Request, num_rejected: int) -> None:
+        """Undo a rejection in the block table as well."""
+        kept = self._rules.undo.kept_tokens(request, num_rejected, self._settings.num_lookahead_tokens)
+        self.kv_cache.trim(request, kept)
+
     def _propose(self, batch: Batch) -> None:
         """Without async scheduling the drafts for the next frame are known only now."""
         for request, samples in zip(batch.requests, batch.samples, strict=True):
@@ -365,6 +386,9 @@ class Scheduler:
                 request.num_drafts = 0 if request.is_prefill_chunk else batch.num_spec_tokens
 
     def _finish(self, request: Request) -> None:
+        if self._rules.cache_at_finish and request.status == RUNNING:
+            certain = request.num_computed_tokens - request.num_in_flight_tokens
+            self.kv_cache.commit_all(request, min(certain, request.num_tokens - 1))
         request.become(FINISHED)
         self.kv_cache.free(request)
         del self.requests[request.id]

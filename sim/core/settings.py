@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sim.core.block_pool import Freeing
     from sim.core.request import Request
+    from sim.records import Batch, Returned
+
+    Victim = Callable[[list[Request]], Request]
+    """Axis: whom to preempt when blocks are lacking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class Settings:
     draft_slots: int = 0
     """Input tokens that the drafter adds for each request, taken off the input budget."""
     drop_last_hit_block: bool = False
+    hit_margin_tokens: int = 0
+    """Tokens at the end of a prompt that may not be hit, beside the last one."""
 
 
 class StaleOutput(Protocol):
@@ -65,6 +73,38 @@ class Padding(Protocol):
         """`hit`: tokens found in the prefix cache; `running_frames`: a running request is scheduled in this step."""
 
 
+class Undo(Protocol):
+    """Axis: what happens to a request's blocks when drafts are rejected."""
+
+    frees: bool
+    """Whether anything may be freed at all."""
+    compacts: bool
+    """Whether accepted rows of a tree are moved to the front."""
+
+    def kept_tokens(self, request: Request, num_rejected: int, num_lookahead_tokens: int) -> int:
+        """Tokens that keep their blocks; the request's counters have been rolled back."""
+
+
+class Reservation(Protocol):
+    """Axis: how many slots a frame is given."""
+
+    exact: bool
+    """The frame and its lookahead, no more: then nobody needs to ask."""
+
+    def slots(self, request: Request, computed: int, num_new_tokens: int, lookahead: int, num_drafts: int) -> int:
+        """End of the slots for a frame of num_new_tokens behind `computed`; `num_drafts` is the configured K."""
+
+
+class DraftLength(Protocol):
+    """Axis: K where it is neither fixed nor a table."""
+
+    def length(self, batch: Batch) -> int:
+        """K for the frames after this batch."""
+
+    def observe(self, returned: Returned) -> None:
+        """A batch has come back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Where released versions differ, one axis a field."""
@@ -83,5 +123,12 @@ class Rules:
     """A frame whose token count comes out below zero is scheduled all the same (before 0.28), else it is skipped."""
     skipped_victim_moves_index: bool
     """A victim in front of the request in hand moves it forward even if the step had skipped the victim (0.28 on)."""
+    undo: Undo
+    reservation: Reservation
+    victim: Victim
+    cache_outputs: bool
+    """Blocks that hold output join the prefix cache as they fill."""
+    cache_at_finish: bool
+    """What is computed joins the prefix cache when the request ends, all but its last token."""
     reports_reset_preemptions: bool
     """`preempted_req_ids` names those that a reset preempted since the last schedule."""

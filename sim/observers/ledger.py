@@ -401,6 +401,24 @@ class Ledger:
         self._content_valid -= account.content_valid
         self.content_garbage -= account.content_written - account.content_valid
 
+    def _shrink(self, account: Account, num_blocks: int) -> None:
+        """An owner that goes on has let go of blocks at its end: what was written there is no longer its own."""
+        account.blocks -= num_blocks
+        account.capacity = account.blocks * self.block_size
+        if account.written > account.capacity:
+            account.written = account.capacity
+            garbage = max(account.written - account.computed, 0)
+            self.garbage += garbage - account.garbage
+            account.garbage = garbage
+        if account.content_written > account.capacity:
+            self.content_garbage -= account.content_written - account.capacity
+            account.content_written = account.capacity
+        if account.reserved > account.capacity:
+            account.reserved = account.capacity
+            ahead = max(account.reserved - max(account.written, account.computed), 0)
+            self.lookahead += ahead - account.lookahead
+            account.lookahead = ahead
+
     def _recount(self, account: Account) -> None:
         """Only for presets with a known loss: num_computed_tokens may fall so low that F lies within the hit, or below 0.
 
@@ -434,6 +452,8 @@ class Ledger:
                     else:
                         self.held_blocks -= 1
                         self.cached_blocks += hashed[block]
+                if owner in self.accounts:
+                    self._shrink(self.accounts[owner], len(blocks))
                 continue
             elif kind == HIT:
                 for block in blocks:

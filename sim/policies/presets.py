@@ -7,7 +7,10 @@ from typing import Final
 from sim.core.settings import Rules
 from sim.policies.freeing import hashless_first
 from sim.policies.padding import beside_running, beside_running_or_hit, never
+from sim.policies.reservation import ExactLookahead
 from sim.policies.stale_output import DiscardedInFrames, DrainedInTokens
+from sim.policies.undo import Overwrite
+from sim.policies.victim import last_admitted
 
 PRESETS: Final = {
     "vllm-0.32": Rules(
@@ -19,6 +22,11 @@ PRESETS: Final = {
         draft_slots_per_request=True,
         negative_frames=False,
         skipped_victim_moves_index=True,
+        undo=Overwrite(),
+        reservation=ExactLookahead(),
+        victim=last_admitted,
+        cache_outputs=True,
+        cache_at_finish=False,
         reports_reset_preemptions=True,
     ),
     "vllm-0.30": Rules(
@@ -30,6 +38,11 @@ PRESETS: Final = {
         draft_slots_per_request=True,
         negative_frames=False,
         skipped_victim_moves_index=True,
+        undo=Overwrite(),
+        reservation=ExactLookahead(),
+        victim=last_admitted,
+        cache_outputs=True,
+        cache_at_finish=False,
         reports_reset_preemptions=True,
     ),
     "vllm-0.28": Rules(
@@ -41,6 +54,11 @@ PRESETS: Final = {
         draft_slots_per_request=True,
         negative_frames=False,
         skipped_victim_moves_index=True,
+        undo=Overwrite(),
+        reservation=ExactLookahead(),
+        victim=last_admitted,
+        cache_outputs=True,
+        cache_at_finish=False,
         reports_reset_preemptions=True,
     ),
     "vllm-0.26": Rules(
@@ -52,6 +70,11 @@ PRESETS: Final = {
         draft_slots_per_request=False,
         negative_frames=True,
         skipped_victim_moves_index=False,
+        undo=Overwrite(),
+        reservation=ExactLookahead(),
+        victim=last_admitted,
+        cache_outputs=True,
+        cache_at_finish=False,
         reports_reset_preemptions=True,
     ),
     "vllm-0.24": Rules(
@@ -63,6 +86,11 @@ PRESETS: Final = {
         draft_slots_per_request=False,
         negative_frames=True,
         skipped_victim_moves_index=False,
+        undo=Overwrite(),
+        reservation=ExactLookahead(),
+        victim=last_admitted,
+        cache_outputs=True,
+        cache_at_finish=False,
         reports_reset_preemptions=False,
     ),
 }

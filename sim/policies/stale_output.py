@@ -7,15 +7,22 @@ from sim.records import DISCARDED, FRESH, STALE_DELIVERED, STALE_DROPPED
 
 
 class DrainedInTokens:
-    """Counted in tokens and drained frame by frame; delivered after a preemption, dropped after a reset (0.27 on).
+    """Counted in tokens and drained frame by frame, so that exactly the stale frames are told apart (0.27 on).
 
+    vLLM delivers it after a preemption and drops it after a reset. Delivered output keeps its request waiting until it
+    is there, since a resumed request would sample the same positions again.
     Source: vLLM 0.32, `num_stale_output_tokens` and `drop_stale_output` in the V1 scheduler.
     """
 
     frames_count = False
 
+    def __init__(self, drops_after: str = "reset") -> None:
+        """`drops_after`: `reset` (vLLM), `any_preemption` or `nothing`."""
+        self.drops_after = drops_after
+
     def preempted(self, request: Request, by_reset: bool) -> None:
-        request.drop_stale_output = by_reset or (request.drop_stale_output and request.num_stale_output_tokens > 0)
+        drops = self.drops_after == "any_preemption" or (by_reset and self.drops_after == "reset")
+        request.drop_stale_output = drops or (request.drop_stale_output and request.num_stale_output_tokens > 0)
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_output_placeholders = 0
 
@@ -40,12 +47,16 @@ class DiscardedInFrames:
 
     frames_count = True
 
-    def __init__(self, rolls_back_first: bool) -> None:
-        """`rolls_back_first`: a discarded frame's rejections are rolled back before (0.24), or not at all (0.26)."""
+    def __init__(self, rolls_back_first: bool, any_preemption: bool = False) -> None:
+        """`rolls_back_first`: a discarded frame's rejections are rolled back before (0.24), or not at all (0.26).
+
+        `any_preemption`: set at every preemption, as the article tells it, not at resets alone.
+        """
         self.rolls_back_first = rolls_back_first
+        self.any_preemption = any_preemption
 
     def preempted(self, request: Request, by_reset: bool) -> None:
-        if by_reset:
+        if by_reset or self.any_preemption:
             request.async_tokens_to_discard = request.num_output_placeholders
             request.num_output_placeholders = 0
 
