@@ -15,16 +15,23 @@ import sim.scenario as scenarios
 from sim.content import SegmentContent
 from sim.core.request import RUNNING, Content, Request
 from sim.core.scheduler import Scheduler
-from sim.core.settings import Settings
-from sim.device import Device, StepTimer
+from sim.core.settings import DraftLength, Rules, Settings
+from sim.device import Device, StepTimer, TokenTree
+from sim.drafter_pool import DrafterPool
 from sim.engine import Engine, OutsideEvent, RequestNeverFits
 from sim.models.acceptance import AcceptanceModel, Geometric, PerPosition, Replay, read_accepted_lengths
 from sim.models.memory import BatchLimits, NoRoomForKV, plan_memory
+from sim.models.shapes import kv_dtype_bytes
 from sim.models.timing import NO_COST, StepCost, StepShape, TimingModel, TimingParams, capture_sizes
 from sim.observers.invariants import Invariants
 from sim.observers.ledger import Ledger
+from sim.policies.axes import rules_with
+from sim.policies.caching import DROP_BLOCK, DROP_TOKEN
+from sim.policies.draft_length import Adaptive, BestByCost
+from sim.policies.drafter_kv import DrafterKV
 from sim.policies.drafters import DRAFTERS, Drafter
-from sim.policies.presets import PRESETS
+from sim.policies.presets import PRESETS, TRAITS
+from sim.records import Batch
 from sim.scenario import Scenario, ScenarioError
 from sim.scenario_errors import Problem
 from workloads import arrivals
@@ -103,6 +110,7 @@ class Simulation:
         self.num_requests = num_requests
         """In all, where known beforehand."""
         self.invariants: Invariants | None = None
+        self.drafter_pool: DrafterPool | None = None
 
     def add_observer(self, observer: Any) -> None:
         """Tell this observer as well; the ledger is told first, the laws are checked before those added here."""
@@ -121,6 +129,11 @@ class Simulation:
     def scheduler(self) -> Scheduler:
         """The scheduler that decides."""
         return self._engine.scheduler
+
+    @property
+    def moved_rows(self) -> int:
+        """Rows of KV moved by the compaction of token trees."""
+        return self._engine.device.moved_rows
 
     @property
     def now(self) -> int:
@@ -162,11 +175,11 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     warnings = list(scenario.warnings)
     drafter = _drafter(scenario)
     settings = _settings(scenario, drafter, warnings)
-    rules = PRESETS[scenario.engine.preset]
+    rules = _rules(scenario)
     workload, num_requests = _workload(scenario)
     acceptance = _acceptance(scenario)
     capacity = (settings.num_gpu_blocks - 1) * settings.block_size
-    max_request_tokens = _max_request_tokens(settings, capacity)
+    max_request_tokens = _max_request_tokens(settings, rules.reservation.exact, capacity)
     max_prompt_tokens = min(settings.max_model_len - 1, capacity)
     _check_requests(scenario, workload, max_prompt_tokens, max_request_tokens)
     block_size = settings.block_size
@@ -174,10 +187,14 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     def content(spec: RequestSpec) -> Content:
         return SegmentContent(spec.index, spec.prompt, spec.num_prompt_tokens, block_size)
 
-    scheduler = Scheduler(settings, rules)
+    timer = _timer(scenario, settings, warnings)
+    scheduler = Scheduler(settings, rules, _draft_length(scenario, timer))
+    pool = _drafter_pool(scenario, settings)
+    widths = scenario.engine.policies.tree_widths
+    tree = None if widths is None else TokenTree(scenario.seed, widths)
     engine = Engine(
         scheduler,
-        Device(_timer(scenario, settings, warnings), acceptance),
+        Device(timer, acceptance, pool, tree),
         workload,
         content,
         async_scheduling=settings.async_scheduling,
@@ -192,6 +209,9 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     ledger = Ledger(settings.num_gpu_blocks, settings.block_size)
     simulation = Simulation(engine, ledger, settings, warnings, num_requests)
     simulation.add_observer(ledger)
+    if pool is not None:
+        simulation.drafter_pool = pool
+        simulation.add_observer(pool)
     if check:
         simulation.invariants = Invariants(
             scheduler,
@@ -211,11 +231,15 @@ def _drafter(scenario: Scenario) -> Drafter:
 def _settings(scenario: Scenario, drafter: Drafter, warnings: list[str]) -> Settings:
     engine = scenario.engine
     speculation = engine.speculative_config
+    traits = TRAITS[engine.preset]
+    last_hit = engine.policies.last_hit or traits.last_hit
+    draft_slots = drafter.draft_slots if traits.draft_slots else 0
     num_speculative_tokens = 0 if speculation is None else speculation.num_speculative_tokens
     rows = None if speculation is None else speculation.num_speculative_tokens_per_batch_size
     max_num_scheduled_tokens = engine.max_num_batched_tokens
     if not PRESETS[engine.preset].draft_slots_per_request:
-        max_num_scheduled_tokens -= drafter.draft_slots * engine.max_num_seqs
+        max_num_scheduled_tokens -= draft_slots * engine.max_num_seqs
+    in_blocks = scenarios.drafter_kv(scenario).in_target_blocks
     return Settings(
         num_gpu_blocks=_num_gpu_blocks(scenario) if engine.num_gpu_blocks is None else engine.num_gpu_blocks,
         block_size=engine.block_size,
@@ -230,14 +254,75 @@ def _settings(scenario: Scenario, drafter: Drafter, warnings: list[str]) -> Sett
         async_scheduling=engine.async_scheduling,
         num_speculative_tokens=num_speculative_tokens,
         num_speculative_tokens_per_batch_size=tuple((row[0], row[1], row[2]) for row in rows or ()),
-        num_lookahead_tokens=drafter.num_lookahead_tokens(num_speculative_tokens),
-        draft_slots=drafter.draft_slots,
-        drop_last_hit_block=drafter.drop_last_hit_block,
+        num_lookahead_tokens=(
+            drafter.num_lookahead_tokens(num_speculative_tokens) if traits.lookahead and in_blocks else 0
+        ),
+        draft_slots=draft_slots,
+        drop_last_hit_block=drafter.drop_last_hit_block and last_hit == DROP_BLOCK,
+        hit_margin_tokens=1 if drafter.drop_last_hit_block and last_hit == DROP_TOKEN else 0,
     )
+
+
+def _rules(scenario: Scenario) -> Rules:
+    policies = scenario.engine.policies
+    return rules_with(
+        PRESETS[scenario.engine.preset],
+        undo=policies.undo,
+        reservation=policies.reservation,
+        prefix_cache=policies.prefix_cache,
+        stale_when=policies.stale_when,
+        stale_how=policies.stale_how,
+        victim=policies.victim,
+    )
+
+
+def _draft_length(scenario: Scenario, timer: StepTimer) -> DraftLength | None:
+    speculation = scenario.engine.speculative_config
+    kind = scenario.engine.policies.draft_length
+    if speculation is None or kind is None or kind == "fixed":
+        return None
+    if kind == "adaptive":
+        return Adaptive(speculation.num_speculative_tokens)
+
+    def step_ns(batch: Batch, num_drafts: int) -> int:
+        """The batch's requests in a step of their own, each verifying so many drafts and drafting as many anew."""
+        shape = StepShape()
+        contexts = [request.num_tokens for request in batch.requests]
+        requests = len(contexts)
+        shape.num_reqs = shape.decode_reqs = shape.num_draft_reqs = requests
+        shape.num_tokens = shape.decode_tokens = shape.num_sampled_tokens = requests * (1 + num_drafts)
+        shape.decode_kv_tokens = sum(contexts)
+        shape.max_decode_kv_tokens = max(contexts)
+        shape.num_spec_tokens = num_drafts
+        return timer.step_cost(shape).total
+
+    return BestByCost(speculation.num_speculative_tokens, step_ns)
+
+
+def _drafter_pool(scenario: Scenario, settings: Settings) -> DrafterPool | None:
+    kind = scenarios.drafter_kv(scenario)
+    drafter = scenarios.drafter(scenario)
+    if not kind.own_pool or drafter is None:
+        return None
+    engine = scenario.engine
+    num_blocks = engine.policies.drafter_pool_blocks
+    if num_blocks is None:
+        num_blocks = _default_drafter_blocks(kind, settings.num_gpu_blocks)
+    element = kv_dtype_bytes(engine.kv_cache_dtype, engine.dtype)
+    block_bytes = settings.block_size * drafter.kv_bytes_per_token(element, engine.tensor_parallel_size)
+    return DrafterPool(
+        num_blocks, settings.block_size, block_bytes, freed_after_verification=kind.freed_after_verification
+    )
+
+
+def _default_drafter_blocks(kind: DrafterKV, num_gpu_blocks: int) -> int:
+    return max(num_gpu_blocks // 10, 1) if kind.freed_after_verification else num_gpu_blocks
 
 
 def _num_gpu_blocks(scenario: Scenario) -> int:
     engine = scenario.engine
+    kind = scenarios.drafter_kv(scenario)
+    drafter = scenarios.drafter(scenario)
     try:
         plan = plan_memory(
             scenarios.card(scenario),
@@ -248,18 +333,36 @@ def _num_gpu_blocks(scenario: Scenario) -> int:
             kv_cache_dtype=engine.kv_cache_dtype,
             block_size=engine.block_size,
             gpu_memory_utilization=engine.gpu_memory_utilization,
-            drafter=scenarios.drafter(scenario),
+            drafter=drafter,
+            drafter_kv_in_blocks=kind.in_target_blocks,
         )
     except NoRoomForKV as error:
         raise _refused(scenario, "engine.num_gpu_blocks", str(error), "a larger card, or num_gpu_blocks") from None
-    return max(plan.num_gpu_blocks, 2)
+    if not kind.own_pool or drafter is None:
+        return max(plan.num_gpu_blocks, 2)
+    element = kv_dtype_bytes(engine.kv_cache_dtype, engine.dtype)
+    drafter_block = engine.block_size * drafter.kv_bytes_per_token(element, engine.tensor_parallel_size)
+    if engine.policies.drafter_pool_blocks is not None:
+        left = plan.kv_bytes - engine.policies.drafter_pool_blocks * drafter_block
+        num_gpu_blocks = left // plan.block_bytes
+    else:
+        share = 0.1 if kind.freed_after_verification else 1.0
+        num_gpu_blocks = int(plan.kv_bytes / (plan.block_bytes + share * drafter_block))
+    if num_gpu_blocks < 2:
+        raise _refused(
+            scenario,
+            "engine.policies.drafter_pool_blocks",
+            f"the drafter's pool leaves {num_gpu_blocks} blocks for the target",
+            "a smaller pool, or a larger card",
+        )
+    return num_gpu_blocks
 
 
-def _max_request_tokens(settings: Settings, capacity: int) -> int:
+def _max_request_tokens(settings: Settings, exact: bool, capacity: int) -> int:
     """Prompt and output tokens of the largest request that can end: its last token needs no slot, its drafts do."""
     k = settings.num_speculative_tokens
     frames = 2 if settings.async_scheduling else 1
-    ahead = frames * (k + 1) - 1 + settings.num_lookahead_tokens if k else 0
+    ahead = max(frames, 2) * (k + 1) + settings.num_lookahead_tokens if k or not exact else 0
     if capacity >= settings.max_model_len:
         return 2**62
     return capacity - ahead + 1
@@ -424,9 +527,7 @@ def _event(scenario: Scenario, number: int) -> OutsideEvent:
     else:
         times, recurring = once, False
     if event.type == "reset_prefix_cache":
-        return OutsideEvent(
-            event.type, times, reset_running_requests=event.reset_running_requests, recurring=recurring
-        )
+        return OutsideEvent(event.type, times, reset_running_requests=event.reset_running_requests, recurring=recurring)
     wanted = event.request
 
     def choose(asked: int, unfinished: list[Request]) -> Request | None:

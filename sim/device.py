@@ -7,11 +7,14 @@ and models; no clock and no scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from sim.core.request import Request
+from sim.core.request import RUNNING, Request
+from sim.drafter_pool import DrafterPool
 from sim.models.timing import StepCost, StepShape
 from sim.records import Batch
+from workloads.streams import uniforms
 
 if TYPE_CHECKING:
     from sim.core.request import Content
@@ -31,7 +34,7 @@ class StepTimer(Protocol):
 class SimulatedRequest(Request):
     """A request with its place on the device."""
 
-    __slots__ = ("device_position", "runs", "spec")
+    __slots__ = ("device_position", "runs", "spec", "undrafted")
 
     def __init__(self, spec: RequestSpec, content: Content) -> None:
         super().__init__(
@@ -48,20 +51,70 @@ class SimulatedRequest(Request):
         """Tokens whose KV is right in device memory once all launched steps have ended."""
         self.runs: list[int] = []
         """By output position: drafts that a verification starting there gets accepted."""
+        self.undrafted = False
+        """The last round of drafting had no room for it, so that its next frame verifies nothing worth accepting."""
+
+
+class TokenTree:
+    """Drafts as a tree: `widths` nodes a level; the rows of a frame are the last confirmed token, then level by level.
+
+    Which node of a level is the accepted one is drawn evenly, from a stream of its own.
+    """
+
+    __slots__ = ("_first", "_seed", "widths")
+
+    def __init__(self, seed: int, widths: Sequence[int]) -> None:
+        self.widths = tuple(widths)
+        self._seed = seed
+        self._first = [1]
+        for width in self.widths:
+            self._first.append(self._first[-1] + width)
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafts of a frame."""
+        return sum(self.widths)
+
+    @property
+    def depth(self) -> int:
+        """Most drafts that can be accepted."""
+        return len(self.widths)
+
+    def moved_rows(self, request: int, output: int, accepted: int) -> int:
+        """Accepted rows that do not stand at the front already, for the verification at this output position."""
+        if accepted == 0:
+            return 0
+        draws = uniforms(self._seed, "tree", request, output, accepted)
+        moved = 0
+        for level in range(accepted):
+            row = self._first[level] + int(draws[level] * self.widths[level])
+            moved += row != level + 1
+        return moved
 
 
 class Device:
     """Plays the worker and its GPU."""
 
-    __slots__ = ("acceptance", "speculates", "timer")
+    __slots__ = ("_by_rounds", "acceptance", "moved_rows", "pool", "speculates", "timer", "tree")
 
-    def __init__(self, timer: StepTimer, acceptance: AcceptanceModel | None) -> None:
-        """`acceptance`: None without speculation."""
+    def __init__(
+        self,
+        timer: StepTimer,
+        acceptance: AcceptanceModel | None,
+        pool: DrafterPool | None = None,
+        tree: TokenTree | None = None,
+    ) -> None:
+        """`acceptance`: None without speculation; `pool`: the drafter's own, if it has one."""
         self.timer = timer
         self.acceptance = acceptance
         self.speculates = acceptance is not None
+        self.pool = pool
+        self.tree = tree
+        self.moved_rows = 0
+        """Rows of KV moved by compaction, in all."""
+        self._by_rounds = pool is not None or tree is not None
 
-    def launch(self, batch: Batch) -> tuple[StepShape, StepCost]:
+    def launch(self, batch: Batch, now: int) -> tuple[StepShape, StepCost]:
         """Settle a batch's accepted drafts and its cost; the requests' true positions move on."""
         shape = StepShape()
         accepted_column = batch.accepted
@@ -99,6 +152,8 @@ class Device:
                 accepted = runs[output]
                 if accepted > num_drafts:
                     accepted = num_drafts
+                if self._by_rounds:
+                    accepted = self._accepted(request, output, accepted, shape)
                 accepted_column.append(accepted)
                 end -= num_drafts - accepted
             else:
@@ -117,7 +172,40 @@ class Device:
         shape.num_prefills = prefills
         shape.num_draft_reqs = sampling if self.speculates else 0
         shape.num_spec_tokens = batch.num_spec_tokens if self.speculates else 0
+        if self.tree is not None:
+            shape.num_spec_tokens = self.tree.depth
+        if self.pool is not None:
+            self._draft_in_own_pool(self.pool, batch, shape, now)
         return shape, self.timer.step_cost(shape)
+
+    def _accepted(self, request: SimulatedRequest, output: int, run: int, shape: StepShape) -> int:
+        """Accepted drafts where the round of drafting may have failed, or the drafts are a tree."""
+        if request.undrafted:
+            return 0
+        if self.tree is not None:
+            run = min(run, self.tree.depth)
+            moved = self.tree.moved_rows(request.index, output, run)
+            shape.moved_rows += moved
+            self.moved_rows += moved
+        return run
+
+    def _draft_in_own_pool(self, pool: DrafterPool, batch: Batch, shape: StepShape, now: int) -> None:
+        """Give each request that is drafted for its blocks of the drafter's pool, as far as they go."""
+        pool.pass_time(now)
+        drafted = 0
+        for request, samples, epoch in zip(batch.requests, batch.samples, batch.epochs, strict=True):
+            assert isinstance(request, SimulatedRequest)
+            if not samples or request.status != RUNNING or request.num_preemptions != epoch:
+                continue
+            context = request.device_position
+            request.undrafted = not pool.grow(request.index, context, batch.num_spec_tokens)
+            if request.undrafted:
+                continue
+            drafted += 1
+            if pool.freed_after_verification:
+                shape.draft_context_tokens += context
+                shape.draft_context_pairs += context * (context + 1) // 2
+        shape.num_draft_reqs = drafted
 
     def _extend_runs(self, request: SimulatedRequest, output: int) -> None:
         assert self.acceptance is not None

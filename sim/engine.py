@@ -293,7 +293,7 @@ class Engine:
                 self._work = env.event()
                 yield self._work
             batch, done = queue.popleft()
-            shape, cost = launch(batch)
+            shape, cost = launch(batch, self.now)
             for handler in started_handlers:
                 handler(self.now, batch, shape, cost)
             yield env.timeout(cost.total)
@@ -301,4 +301,3 @@ class Engine:
             for handler in ended_handlers:
                 handler(self.now, batch)
             done.succeed()
-

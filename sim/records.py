@@ -58,6 +58,7 @@ class Batch:
         "number",
         "preempted",
         "requests",
+        "reserved",
         "resumed",
         "samples",
         "tokens",
@@ -85,6 +86,8 @@ class Batch:
         self.lookahead = lookahead
         """num_lookahead_tokens of this step: slots that a frame was given beyond its own tokens."""
         self.max_model_len = max_model_len
+        self.reserved: list[int] = []
+        """End of the slots each frame was given, where it is not min(computed + tokens + lookahead, max_model_len)."""
         self.preempted: list[Request] = []
         """Preempted by this schedule, in order."""
         self.resumed: list[bool] = []

@@ -21,7 +21,10 @@ from sim.models.memory import batch_limits
 from sim.models.names import UnknownName
 from sim.models.shapes import DrafterShape, ModelShape, ShapeError, drafter_shape, load_shape
 from sim.policies.drafters import DRAFTERS
-from sim.policies.presets import PRESETS
+from sim.policies.axes import DRAFTER_KV, RESERVATION, UNDO
+from sim.policies.drafter_kv import NOWHERE, DrafterKV
+from sim.policies.presets import PRESETS, TRAITS
+from sim.policies.reservation import WorstCase
 from sim.scenario_errors import Problem, ScenarioError, nearest_name
 from sim.scenario_messages import problem_at, rename_aliases, translate
 from sim.scenario_schema import (
@@ -48,6 +51,7 @@ __all__ = [
     "card",
     "check_fits",
     "drafter",
+    "drafter_kv",
     "lengths",
     "load_scenario",
     "replay_path",
@@ -184,6 +188,19 @@ def check_fits(num_blocks: int, block_size: int, max_len: int, what: str = "the 
         raise ScenarioError([Problem(reason, "engine.num_gpu_blocks", num_blocks, f"{needed + 1} or more blocks")])
 
 
+def drafter_kv(scenario: Scenario) -> DrafterKV:
+    """Where the drafter's KV lives, by the scenario's policies and its preset; `NOWHERE` for n-grams and without one."""
+    speculation = scenario.engine.speculative_config
+    if speculation is None or speculation.method.startswith("ngram"):
+        return NOWHERE
+    if scenario.engine.policies.drafter_kv is not None:
+        return DRAFTER_KV[scenario.engine.policies.drafter_kv]
+    traits = TRAITS[scenario.engine.preset]
+    if speculation.method == "draft_model" and traits.drafter_kv_of_two_models is not None:
+        return traits.drafter_kv_of_two_models
+    return traits.drafter_kv
+
+
 # Finding files
 
 
@@ -297,6 +314,7 @@ class _Settling:
             raise ScenarioError(self.problems, self.source.label)
         self._engine(shape, own_card)
         self._speculation(shape)
+        self._policies()
         self._acceptance()
         if self.problems:  # what follows reads what these have settled
             raise ScenarioError(self.problems, self.source.label)
@@ -372,7 +390,12 @@ class _Settling:
 
         speculation = engine.speculative_config
         runs_async = speculation is None or DRAFTERS[speculation.method].runs_async
-        if engine.async_scheduling and not runs_async:
+        traits = TRAITS.get(engine.preset)
+        if traits is not None and not traits.runs_async:
+            if engine.async_scheduling:
+                self.refuse("engine.async_scheduling", f"{engine.preset} does not overlap", "false or null")
+            runs_async = False
+        elif engine.async_scheduling and not runs_async:
             assert speculation is not None
             able = ", ".join(name for name, entry in DRAFTERS.items() if entry.runs_async and name != "none")
             reason = f"vLLM refuses asynchronous scheduling with method {speculation.method}"
@@ -436,6 +459,62 @@ class _Settling:
             self._unknown(f"{section}.model", error, "a config.json")
         except (ShapeError, OSError, ValueError) as error:
             self.refuse(f"{section}.model" if speculation.model else f"{section}.method", str(error))
+
+    def _policies(self) -> None:
+        """Combinations that mean nothing."""
+        engine = self.scenario.engine
+        policies = engine.policies
+        section = "engine.policies"
+        speculation = engine.speculative_config
+        rules = PRESETS.get(engine.preset)
+        if rules is None:
+            return
+        undo = rules.undo if policies.undo is None else UNDO[policies.undo]
+        if speculation is None:
+            for key in ("tree_widths", "draft_length", "drafter_kv", "drafter_pool_blocks", "undo"):
+                if getattr(policies, key) not in (None, "fixed"):
+                    self.refuse(f"{section}.{key}", "has no meaning without speculative_config", "null")
+            return
+        if policies.tree_widths is None:
+            if undo.compacts:
+                self.refuse(
+                    f"{section}.undo", "compact moves the branch of a token tree, and there is none", "tree_widths"
+                )
+        else:
+            nodes = sum(policies.tree_widths)
+            if not undo.compacts:
+                self.refuse(
+                    f"{section}.tree_widths", "a tree's accepted branch is scattered over its slots", "undo: compact"
+                )
+            if nodes != speculation.num_speculative_tokens:
+                self.refuse(
+                    "engine.speculative_config.num_speculative_tokens",
+                    f"the tree {policies.tree_widths} has {nodes} drafts",
+                    str(nodes),
+                )
+            if speculation.method.startswith("ngram"):
+                self.refuse(f"{section}.tree_widths", "n-grams propose a chain", "another method")
+            if policies.draft_length not in (None, "fixed") or speculation.num_speculative_tokens_per_batch_size:
+                self.refuse(f"{section}.tree_widths", "a tree's K is fixed", "draft_length: fixed")
+        if policies.draft_length not in (None, "fixed") and speculation.num_speculative_tokens_per_batch_size:
+            self.refuse(
+                f"{section}.draft_length", "num_speculative_tokens_per_batch_size sets K already", "fixed or null"
+            )
+        if policies.draft_length == "best_by_cost" and self.scenario.timing.fixed_step_ms is not None:
+            self.refuse(f"{section}.draft_length", "with fixed_step_ms every K costs the same", "fixed or adaptive")
+        reservation = rules.reservation if policies.reservation is None else RESERVATION[policies.reservation]
+        if undo.frees and isinstance(reservation, WorstCase):
+            self.refuse(
+                f"{section}.reservation",
+                "worst_case reserves for good what this undo would give back",
+                "undo: overwrite, or another reservation",
+            )
+        if policies.drafter_kv in ("own_pool_freed", "own_pool_kept") and speculation.method.startswith("ngram"):
+            self.refuse(f"{section}.drafter_kv", "n-grams have no KV", "none, shared or null")
+        if policies.drafter_pool_blocks is not None and not drafter_kv(self.scenario).own_pool:
+            self.refuse(
+                f"{section}.drafter_pool_blocks", "the drafter has no pool of its own", "drafter_kv: own_pool_..."
+            )
 
     def _acceptance(self) -> None:
         speculation = self.scenario.engine.speculative_config

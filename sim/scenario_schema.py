@@ -49,6 +49,7 @@ __all__ = [
     "LognormalTokens",
     "Output",
     "PerPosition",
+    "Policies",
     "Poisson",
     "Priority",
     "QuantileTokens",
@@ -280,6 +281,64 @@ class SpeculativeConfig(Section):
         return rows
 
 
+class Policies(Section):
+    """Single axes set otherwise than the preset has them. null: as the preset. What they mean: docs/policies.md."""
+
+    undo: Literal["overwrite", "rewind", "free_rejected", "commit_tail", "compact"] | None = Field(
+        default=None,
+        description="What a rejection does to blocks: overwrite (vLLM), rewind (TensorRT-LLM), free_rejected (SGLang "
+        "v1), commit_tail (SGLang v2), compact (token trees).",
+    )
+    reservation: Literal["exact_lookahead", "worst_case", "two_frames", "max_draft"] | None = Field(
+        default=None,
+        description="Slots a frame is given: exact_lookahead (vLLM), worst_case (all that may come, at admission), "
+        "two_frames (SGLang v2), max_draft (TensorRT-LLM).",
+    )
+    drafter_kv: Literal["none", "shared", "own_pool_freed", "own_pool_kept"] | None = Field(
+        default=None,
+        description="Where the drafter's KV lives: nowhere, in the target's blocks, or in a pool of its own that is freed "
+        "after each verification or kept with the request.",
+    )
+    drafter_pool_blocks: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000_000,
+        description="Blocks of the drafter's own pool. null: as many as the target's if kept, a tenth of them if freed (a "
+        "guess: the article says small).",
+    )
+    stale_when: Literal["reset", "any_preemption"] | None = Field(
+        default=None, description="After what output in flight is discarded."
+    )
+    stale_how: Literal["count_frames", "count_tokens", "deliver", "drop"] | None = Field(
+        default=None,
+        description="count_frames: a counter set in tokens and drained in frames, which loses tokens (vLLM 0.22 to 0.26). "
+        "count_tokens, drop: exactly the stale frames are thrown away. deliver: none is.",
+    )
+    prefix_cache: Literal["accepted", "prompt_only", "prompt_and_finish"] | None = Field(
+        default=None,
+        description="Which blocks can be hit: accepted output too (vLLM), prompts alone (the article), prompts and at the "
+        "end the rest (SGLang, TensorRT-LLM).",
+    )
+    last_hit: Literal["drop_block", "drop_token", "drop_nothing"] | None = Field(
+        default=None, description="What a drafter that needs hidden states costs a hit."
+    )
+    draft_length: Literal["fixed", "adaptive", "best_by_cost"] | None = Field(
+        default=None,
+        description="K: fixed (or num_speculative_tokens_per_batch_size), adaptive by measured acceptance, or the K that "
+        "the step-cost model says gives most tokens a second now. null: fixed.",
+    )
+    victim: Literal["last_admitted", "fewest_outputs"] | None = Field(
+        default=None, description="Whom to preempt under fcfs when blocks are lacking."
+    )
+    tree_widths: list[Annotated[int, Field(ge=1, le=1000)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Drafts as a token tree: nodes of each level; num_speculative_tokens is their sum, and `acceptance` "
+        "gives a rate a level. Needs undo: compact.",
+    )
+
+
 class Engine(Section):
     """The engine, with vLLM's names. `policy` and `num_gpu_blocks_override` are read as the names here."""
 
@@ -342,6 +401,7 @@ class Engine(Section):
         "true with ngram is refused, as vLLM does.",
     )
     speculative_config: SpeculativeConfig | None = Field(default=None, description="null: no speculation.")
+    policies: Policies = Field(default=Policies(), description="Axes set otherwise than in the preset.")
 
     @field_validator("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling", mode="wrap")
     @classmethod

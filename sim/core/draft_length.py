@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def draft_length_table(rows: Sequence[tuple[int, int, int]], num_speculative_tokens: int, max_num_seqs: int) -> list[int]:
+def draft_length_table(
+    rows: Sequence[tuple[int, int, int]], num_speculative_tokens: int, max_num_seqs: int
+) -> list[int]:
     """Entry n is K for a batch of n requests, 0 <= n <= max_num_seqs.
 
     Rows are (first, last, K), the first one starting at 1. Between rows and behind the last one the K of the row before

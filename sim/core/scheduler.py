@@ -273,6 +273,8 @@ class Scheduler:
                 request.num_output_placeholders += 1 + num_drafts
                 request.num_drafts = num_spec_tokens
         batch.total_tokens = total
+        if not self._rules.reservation.exact:
+            batch.reserved = [request.num_reserved_tokens for request in batch.requests]
 
     def _preempt(self, request: Request, by_reset: bool) -> None:
         """Take a request's blocks away and put it back to the head of the waiting queue."""

@@ -115,11 +115,13 @@ def plan_memory(
     block_size: int = 16,
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
     drafter: DrafterShape | None = None,
+    drafter_kv_in_blocks: bool = True,
     reserve: int | None = None,
 ) -> MemoryPlan:
     """The number of KV blocks of a rank: what is left after weights and reserve, over the bytes of a block.
 
-    `block_size` in tokens; `reserve` in bytes, by default `reserve_bytes`. A block holds the drafter's KV too. Raises
+    `block_size` in tokens; `reserve` in bytes, by default `reserve_bytes`. A block holds the drafter's KV too,
+    unless `drafter_kv_in_blocks` is False. Raises
     NoRoomForKV where not one block fits, ShapeError for an unknown dtype or a `tp` that does not divide the model, and
     ValueError for a utilization outside (0, 1].
     """
@@ -130,7 +132,7 @@ def plan_memory(
     weights = shape.weight_bytes(dtype, tp)
     drafter_weights = 0 if drafter is None else drafter.weight_bytes(tp)
     kept = reserve_bytes(shape, tp, limits) if reserve is None else reserve
-    drafter_block = 0 if drafter is None else block_size * drafter.kv_bytes_per_token(element, tp)
+    drafter_block = 0 if drafter is None or not drafter_kv_in_blocks else block_size * drafter.kv_bytes_per_token(element, tp)
     block = block_size * shape.kv_bytes_per_token(element, tp) + drafter_block
     left = usable - weights - drafter_weights - kept
     if left < block:

@@ -30,6 +30,8 @@ _ACTIVATION_BYTES: Final = 2
 """Activations, and what an all-reduce sends, are 16-bit."""
 
 _FA2_NOSPLIT_MEMORY: Final = 0.46
+_MEMO_ROWS: Final = 65536
+"""Row counts beyond a step's are rarely seen twice; they are not kept."""
 _FA2_WAVES: Final = 1.3
 """FlashAttention 2 without split: KV bytes over 0.46 of the bandwidth, or query heads over 1.3 times the SMs."""
 
@@ -44,7 +46,10 @@ class StepShape:
         "decode_kv_tokens",
         "decode_reqs",
         "decode_tokens",
+        "draft_context_pairs",
+        "draft_context_tokens",
         "max_decode_kv_tokens",
+        "moved_rows",
         "num_draft_reqs",
         "num_prefills",
         "num_reqs",
@@ -77,6 +82,12 @@ class StepShape:
         """Sum over chunks of history + chunk."""
         self.prefill_qk_pairs = 0
         """Sum over chunks of n rows of n * history + n (n + 1) / 2: the pairs that a causal mask leaves."""
+        self.draft_context_tokens = 0
+        """Context that the drafter computes anew since it keeps no KV, over all requests."""
+        self.draft_context_pairs = 0
+        """Its pairs under the causal mask."""
+        self.moved_rows = 0
+        """Rows of KV, of all layers, that a token tree's compaction moves."""
         self.num_prefills = 0
         """Chunks."""
         self.num_draft_reqs = 0
@@ -130,6 +141,8 @@ class StepCost(NamedTuple):
     allreduce: int = 0
     overhead: int = 0
     drafting: int = 0
+    compaction: int = 0
+    """Moving the accepted branch of token trees to the front: each row is read and written once."""
 
     @property
     def total(self) -> int:
@@ -244,6 +257,8 @@ class TimingModel:
             [(shape.lm_head(self.tp), 1)], card.linear, card.bf16_flops, card.bandwidth, head_bytes
         )
         self._attention = _AttentionTimes(shape, card, self.tp, self._kv_bytes, params)
+        row_bytes = shape.kv_bytes_per_token(self._kv_bytes, self.tp)
+        self._move_ns_per_row = 1e9 * 2 * row_bytes / card.bandwidth
         self._overhead_ns = 1e3 * (params.per_step_us + params.per_layer_us * shape.num_layers)
         self._launch_ns = 1e3 * params.eager_layer_us * shape.num_layers
         self._reduce_t0_ns = self._reduce_ns_per_row = 0.0
@@ -308,6 +323,7 @@ class TimingModel:
             round(reduce),
             round(overhead),
             round(drafting),
+            round(self._move_ns_per_row * step.moved_rows),
         )
 
 
@@ -345,7 +361,8 @@ class _LinearTimes:
                 times * (((rows * compute) ** p + memory**p) ** (1 / p) + self._t0_ns)
                 for times, compute, memory in self._terms
             )
-            self._by_rows[rows] = known
+            if rows < _MEMO_ROWS:
+                self._by_rows[rows] = known
         return known
 
 
@@ -403,6 +420,14 @@ class _AttentionTimes:
     def one_token_ns(self, kv_tokens: int) -> float:
         """Decoding one token a request over contexts of `kv_tokens` in all."""
         return self._decode_t0_ns + self._decode_ns_per_token * kv_tokens
+
+    def causal_ns(self, pairs: int, tokens: int) -> float:
+        """Attention of whole contexts computed from nothing, `tokens` rows with `pairs` under the mask."""
+        return (
+            self._prefill_t0_ns
+            + self._prefill_ns_per_pair * pairs
+            + (self._prefill_ns_per_kv + self._prefill_ns_per_row) * tokens
+        )
 
     def prefill_ns(self, step: StepShape) -> float:
         return (
@@ -468,6 +493,10 @@ class _DraftTimes:
         params = self._params
         forwards = step.num_spec_tokens if step.num_draft_reqs else 0
         cost = 1e3 * params.draft_round_us
+        if step.draft_context_tokens:
+            cost += self._first.ns(step.draft_context_tokens) + self._attention.causal_ns(
+                step.draft_context_pairs, step.draft_context_tokens
+            )
         if params.draft_step_us is not None:
             cost += 1e3 * params.draft_step_us * forwards
             if step.num_prefills:  # its prompt rows are not in the figure

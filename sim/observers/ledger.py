@@ -17,9 +17,22 @@ certain from the start.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
-from sim.records import DISCARDED, EVICTED, FREED, FRESH, HASHED, HIT, TAKEN, Batch, BlockOperation, Interruption, Returned
+from sim.records import (
+    DISCARDED,
+    EVICTED,
+    FREED,
+    FRESH,
+    HASHED,
+    HIT,
+    TAKEN,
+    Batch,
+    BlockOperation,
+    Interruption,
+    Returned,
+)
 
 if TYPE_CHECKING:
     from sim.core.request import Request
@@ -248,8 +261,8 @@ class Ledger:
         longest = batch.max_model_len
         number_of_batch = batch.number
         garbage_delta = lookahead_delta = drafts_total = 0
-        for request, num_tokens, num_drafts, computed in zip(
-            batch.requests, batch.tokens, batch.drafts, batch.computed, strict=True
+        for request, num_tokens, num_drafts, computed, given in zip(
+            batch.requests, batch.tokens, batch.drafts, batch.computed, batch.reserved or repeat(0), strict=False
         ):
             account = accounts[request.index]
             end = computed + num_tokens
@@ -262,7 +275,7 @@ class Ledger:
             if account.short is not None:
                 self._recount(account)
             drafts_total += num_drafts
-            reserved = end + lookahead
+            reserved = given or end + lookahead
             if reserved > longest:
                 reserved = longest
             account.reserved = reserved

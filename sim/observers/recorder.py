@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Sized
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -37,16 +38,19 @@ _RESERVATIONS: Final = (
     "res_cached",
     "res_free",
 )
-_COSTS: Final = (
-    "cost_linear",
-    "cost_padding",
-    "cost_attention_decode",
-    "cost_attention_prefill",
-    "cost_allreduce",
-    "cost_overhead",
-    "cost_drafting",
-    "cost_total",
+_COST_PARTS: Final = (
+    "linear",
+    "padding",
+    "attention_decode",
+    "attention_prefill",
+    "allreduce",
+    "overhead",
+    "drafting",
+    "compaction",
+    "total",
 )
+_COSTS: Final = tuple(f"cost_{part}" for part in _COST_PARTS)
+_costs_of: Final = attrgetter(*_COST_PARTS)
 # In the order in which a step brings them: scheduled, started, ended, updated.
 _AS_KNOWN: Final = (
     "step",
@@ -141,15 +145,6 @@ class Queues(Protocol):
         """The waiting queue."""
 
 
-class _Cost(Protocol):
-    """What a step costs: parts in the order of the `cost_` columns, and their sum, in ns."""
-
-    @property
-    def total(self) -> int: ...
-
-    def __iter__(self) -> Any: ...
-
-
 class Recorder:
     """Writes `steps` and `requests` into a folder.
 
@@ -217,9 +212,9 @@ class Recorder:
         ]
         self._num_preempted = 0
 
-    def step_started(self, now: int, batch: Batch, shape: object, cost: _Cost) -> None:
-        """The device begins it, and it is known what it will cost."""
-        self._under_way[batch.number] += (now, *cost, cost.total)
+    def step_started(self, now: int, batch: Batch, shape: object, cost: object) -> None:
+        """The device begins it, and it is known what it will cost: `cost` has the parts as attributes, in ns."""
+        self._under_way[batch.number] += (now, *_costs_of(cost))
 
     def step_ended(self, now: int, batch: Batch) -> None:
         """The device has ended it."""

@@ -28,9 +28,7 @@ class MeasuredRates:
     def observe(self, returned: Returned) -> None:
         """Count the verified frames of a batch."""
         tried, passed = self._tried, self._passed
-        for num_drafts, sampled, fate in zip(
-            returned.batch.drafts, returned.sampled, returned.fates, strict=True
-        ):
+        for num_drafts, sampled, fate in zip(returned.batch.drafts, returned.sampled, returned.fates, strict=True):
             if num_drafts == 0 or sampled == 0 or fate not in (FRESH, STALE_DELIVERED):
                 continue
             accepted = sampled - 1
