@@ -24,6 +24,9 @@ from sim.device import Device, SimulatedRequest
 from sim.records import Batch
 from workloads.spec import RequestSpec, Workload
 
+_FRUITLESS_STEPS = 100_000
+"""Steps in a row that deliver nothing, after which the engine counts as running in circles. Presets with a known loss
+get there: a request whose placeholders have drifted may preempt itself for ever."""
 _BARREN_EVENTS = 100
 """Recurring events after which requests that still cannot be scheduled count as stalled for good."""
 
@@ -92,6 +95,7 @@ class Engine:
         self._wake: simpy.Event | None = None
         self._work: simpy.Event | None = None
         self._queue: deque[tuple[Batch, simpy.Event]] = deque()
+        self._fruitless_steps = 0
         self._expected = 0
         """Processes that may still bring something in."""
 
@@ -268,6 +272,14 @@ class Engine:
                 handler(self.now, returned)
             for request in returned.finished:
                 self._follow_up(request)
+            if any(returned.delivered):
+                self._fruitless_steps = 0
+                continue
+            self._fruitless_steps += 1
+            if self._fruitless_steps >= _FRUITLESS_STEPS:
+                self.stalled = list(scheduler.requests.values())
+                self.stopped_by = "livelock"
+                return
 
     def _sleep(self) -> Process:
         self._wake = self._env.event()
