@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sim.build import simulate
+    from sim.run import simulate
     from sim.scenario import load_scenario
 
 __all__ = ["__version__", "load_scenario", "simulate"]
 
 __version__ = "0.1.0.dev0"
 
-_HOMES = {"load_scenario": "sim.scenario", "simulate": "sim.build"}
+_HOMES = {"load_scenario": "sim.scenario", "simulate": "sim.run"}
 
 
 def __getattr__(name: str) -> object:

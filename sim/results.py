@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 SUMMARY: Final = "summary.json"
-PICTURES: Final = ("overview.png", "pool.png", "queues.png", "tokens.png")
+PICTURE: Final = "overview.png"
 
 Table = Literal["requests", "steps"]
 
@@ -134,7 +134,7 @@ def table_file(folder: Path, table: Table) -> Path:
 
 
 def read_table(folder: Path, table: Table) -> pd.DataFrame:
-    """A run's table as a data frame; missing whole numbers are pandas' `NA`.
+    """A run's table as a data frame; whole numbers of requests are pandas' `Int64`, which may be missing.
 
     Raises:
         ResultsError: the run has no such table.
@@ -142,15 +142,19 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
     file = table_file(folder, table)
     import pandas as pd
 
+    from sim.observers.metrics import REQUEST_COLUMNS
+
     if file.suffix == ".csv":
-        return pd.read_csv(file).convert_dtypes(convert_floating=False, convert_string=False)
+        kinds = {"int64": "Int64", "float64": "float64", "string": "str"}
+        types = {name: kinds[kind] for name, kind in REQUEST_COLUMNS} if table == "requests" else "int64"
+        return pd.read_csv(file, dtype=types)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def kept(kind: pa.DataType) -> Any:
+    def missing_numbers(kind: pa.DataType) -> Any:
         return pd.Int64Dtype() if pa.types.is_int64(kind) else None
 
-    frame = pq.read_table(file).to_pandas(types_mapper=kept)
+    frame = pq.read_table(file).to_pandas(types_mapper=missing_numbers if table == "requests" else None)
     assert isinstance(frame, pd.DataFrame)
     return frame
 
@@ -177,11 +181,13 @@ def step_chunks(folder: Path, columns: list[str]) -> Iterator[dict[str, NDArray[
 
 def _remove_files(folder: Path) -> None:
     tables = [f"{table}.{suffix}" for table in ("requests", "steps") for suffix in ("parquet", "csv")]
-    for name in (SUMMARY, *tables, *PICTURES, MANIFEST):  # The manifest last: until then it tells of what is there.
+    for name in (SUMMARY, *tables, PICTURE, MANIFEST):  # The manifest last: until then it tells of what is there.
         (folder / name).unlink(missing_ok=True)
 
 
 def _cannot(do: str, path: Path, error: OSError) -> str:
-    reason = error.strerror or str(error)
-    at = error.filename if isinstance(error.filename, str) and error.filename != str(path) else None
-    return f"cannot {do} {path}: {reason}" + (f" ({at})" if at else "")
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        in_the_way = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
+        if in_the_way is not None:
+            return f"cannot {do} {path}: {in_the_way} is in the way, and is no folder"
+    return f"cannot {do} {path}: {error.strerror or error}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 class Reading:
     """``function`` is ``module:qualified.name``; its source holds ``ours`` once, the other reading has ``other``.
 
-    ``presets`` are the presets under which the two are told apart; ``says`` is the other reading in words.
+    ``says`` is the other reading in words; ``presets`` are the presets under which the case tells the two apart.
     """
 
     function: str
@@ -26,6 +26,8 @@ class Reading:
     other: str
     says: str
     presets: tuple[str, ...] = ("vllm-0.32",)
+    batches_in_flight: int | None = None
+    """Of the case, where two do not reach the rule."""
 
 
 @contextmanager
@@ -39,7 +41,8 @@ def applied(reading: Reading) -> Iterator[None]:
         owner = getattr(owner, part)
     original = inspect.getattr_static(owner, name)
     source = textwrap.dedent(inspect.getsource(getattr(original, "fget", None) or original))
-    assert source.count(reading.ours) == 1, f"{reading.function} holds {reading.ours!r} {source.count(reading.ours)} times"
+    count = source.count(reading.ours)
+    assert count == 1, f"{reading.function} holds {reading.ours!r} {count} times"
     changed = source.replace(reading.ours, reading.other)
     code = compile("from __future__ import annotations\n" + changed, f"<{reading.says}>", "exec")
     found: dict[str, object] = {}
@@ -76,17 +79,15 @@ def applied(reading: Reading) -> Iterator[None]:
 
 
 _WAITING = "sim.core.scheduler:Scheduler._schedule_waiting"
-_RUNNING = "sim.core.scheduler:Scheduler._schedule_running"
-_UPDATE = "sim.core.scheduler:Scheduler.update"
 _ADMIT = "sim.core.kv_cache:KVCache.admit"
 _PAD = "sim.policies.padding:beside_running_or_hit"
 
 READINGS = {
     "padding-under-a-table": Reading(
-        _WAITING, "and self._draft_lengths is None and", "and", "padded under dynamic K too"
+        _WAITING, "and fixed and not prefill_scheduled", "and not prefill_scheduled", "padded under dynamic K too"
     ),
     "padding-beside-a-chunk": Reading(
-        _WAITING, "is None and not prefill_scheduled", "is None", "padded beside a running prefill chunk too"
+        _WAITING, "and fixed and not prefill_scheduled", "and fixed", "padded beside a running prefill chunk too"
     ),
     "padding-needs-a-running-frame": Reading(
         _PAD, "if not running_frames and hit == 0:", "if not running_frames:", "padded only beside a running frame"
@@ -115,6 +116,11 @@ READINGS = {
         "sim.policies.padding:beside_running", "hit + padded > max_model_len", "hit + padded + 1 > max_model_len",
         "room for the sampled token asked", ("vllm-0.26", "vllm-0.28"),
     ),
+    "padding-0.28-stops": Reading(
+        "sim.policies.padding:beside_running", "return 0 if padded > budget or hit + padded > max_model_len else padded",
+        "return 1 if hit + padded > max_model_len else 0 if padded > budget else padded",
+        "no room under the model's length: admitted unpadded", ("vllm-0.26", "vllm-0.28"),
+    ),
     "padding-0.28-beside-running": Reading(
         "sim.policies.padding:beside_running", "if not running_frames:", "if not running_frames and hit == 0:",
         "padded after a hit too", ("vllm-0.26", "vllm-0.28"),
@@ -137,8 +143,8 @@ READINGS = {
         _ADMIT, "if new + idle + watermark > pool", "if new + idle > pool", "in the whole-prompt check only"
     ),
     "watermark-for-running": Reading(
-        "sim.core.kv_cache:KVCache.extend", "if need > self.pool.num_free", "if need + self.watermark_blocks > self.pool.num_free",
-        "running requests are held to it",
+        "sim.core.kv_cache:KVCache.extend", "if need > self.pool.num_free",
+        "if need + self.watermark_blocks > self.pool.num_free", "running requests are held to it",
     ),
     "idle-hits-in-whole-prompt": Reading(
         _ADMIT, "need = max((whole + block_size - 1) // block_size - held, 0) + idle",
@@ -191,8 +197,17 @@ READINGS = {
         "a discarded frame's rejections are not rolled back", ("vllm-0.24",),
     ),
     "skipped-victim": Reading(
-        _RUNNING, "if position < index and (scheduled or self._rules.skipped_victim_moves_index):",
-        "if position < index and scheduled:", "a skipped victim in front does not move the index", ("vllm-0.32", "vllm-0.28"),
+        "sim.core.scheduler:Scheduler._make_room", "(scheduled or self._rules.skipped_victim_moves_index)", "scheduled",
+        "a skipped victim in front does not move the index",
+    ),
+    "stale-waiter-passed-over": Reading(
+        _WAITING, "if self._rules.stale_output.must_wait(request):", "if False:",
+        "a request whose stale output is still to be delivered is admitted", batches_in_flight=3,
+    ),
+    "dropped-output-stays-dropped": Reading(
+        "sim.policies.stale_output:DrainedInTokens.preempted",
+        "drops or (request.drop_stale_output and request.num_stale_output_tokens > 0)", "drops",
+        "a second preemption has what a reset had dropped delivered", batches_in_flight=3,
     ),
 }  # fmt: skip
 """The readings of the rules that the handed-out traces do not tell apart, by the name of the case that does."""

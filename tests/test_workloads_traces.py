@@ -117,7 +117,7 @@ def test_detecting_the_format(tmp_path: Path) -> None:
         detect_format(write(tmp_path, "\n"))
     # A misspelt column is for the reader to complain about.
     assert detect_format(write(tmp_path, "TIMESTAMP,ContextToken,Generated\n")) == "azure"
-    for other in ("arrived_at,num_prefill_tokens,num_decode_tokens\n", '{"input_toks": 1, "arrival_time_ns": 0}\n'):
+    for other in ("begin,tokens_in,tokens_out\n", '{"tokens_in": 1, "begin": 0}\n'):
         with pytest.raises(TraceError, match="line 1: cannot tell the format; azure is CSV with TIMESTAMP") as caught:
             detect_format(write(tmp_path, other))
         assert caught.value.line == 1
@@ -247,8 +247,8 @@ def test_options_that_make_no_sense(tmp_path: Path) -> None:
         read_azure(path, max_requests=0)
     with pytest.raises(ValueError, match="block_tokens must be 1 or more, got 0"):
         read_mooncake(path, block_tokens=0)
-    with pytest.raises(ValueError, match="format must be one of auto, azure, mooncake, got 'burstgpt'"):
-        Trace(path, "burstgpt")
+    with pytest.raises(ValueError, match=r"format must be one of auto, azure, .*, columns, got 'burst'"):
+        Trace(path, "burst")
 
 
 @given(content=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)), azure=st.booleans())

@@ -1,0 +1,179 @@
+"""The command `speckv`: what is typed, what is printed, and with which code it ends.
+
+Knows the commands; their work is done elsewhere, and imported only when it is asked for. Every error is one message on
+standard error. Exit codes: 0 done, 1 failed while running, 2 bad input, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from sim import __version__
+
+_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+app = typer.Typer(
+    name="speckv",
+    help="What speculative decoding does to a paged KV cache, simulated.",
+    epilog="Start with: speckv run quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The console script. Does not return: it ends the process with the exit code."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        _fail("interrupted", _INTERRUPTED)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Print the message and end with the code."""
+    print(f"speckv: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _interruptible(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Ctrl-C where a command has nothing better to do with it."""
+
+    @functools.wraps(command)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            _fail("interrupted", _INTERRUPTED)
+
+    return wrapped
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"speckv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    epilog="""Examples:
+
+    speckv run quickstart
+
+    speckv run my.yaml --set engine.speculative_config.num_speculative_tokens=3 --set seed=1
+
+    speckv run my.yaml --json --quiet | jq .tpot_ms.p99
+
+    speckv run my.yaml --check --out elsewhere"""
+)
+@_interruptible
+def run(
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="A YAML file, or the name of a scenario that comes with speckv.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the scenario; may be given several times."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results go: DIR/<name>/<id>/.")] = Path(
+        "results"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Hold laws 1 to 6 at every record; slower.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary alone, as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; print where the results are.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run it anew even if its results are there.")] = False,
+) -> None:
+    """Run a scenario and write its results.
+
+    The same scenario and seed are run once: asked for again, the results are found and shown.
+    """
+    from sim.results import ResultsError
+    from sim.run import BAD_INPUT, RunFailed, simulate
+    from sim.terminal import ProgressBar, show_summary
+
+    try:
+        with ProgressBar(shown=not quiet) as bar:
+            result = simulate(scenario, overrides or (), out=out, check=check, force=force, watch=bar)
+    except BAD_INPUT as error:
+        _fail(str(error), _BAD_INPUT)
+    except RunFailed as error:
+        _fail(f"{error}\nspeckv: what was recorded until then is in {error.folder}, marked incomplete", _FAILED)
+    except ResultsError as error:
+        _fail(str(error), _FAILED)
+    for warning in result.manifest["warnings"]:
+        print(f"speckv: warning: {warning}", file=sys.stderr)
+    if result.found:
+        print("speckv: this scenario and seed have been run before; --force runs them anew", file=sys.stderr)
+    if as_json:
+        print(json.dumps(result.summary, indent=2))
+    elif quiet:
+        print(result.folder)
+    else:
+        show_summary(result)
+    if result.manifest["stopped_by"] == "interrupt":
+        _fail(f"interrupted; the results so far are in {result.folder}, marked incomplete", _INTERRUPTED)
+
+
+@app.command(
+    epilog="""Example:
+
+    speckv replay cases/05-eagle3-async-roomy.case.json.gz --engine vllm-0.32 --output trace.json"""
+)
+@_interruptible
+def replay(
+    case: Annotated[Path, typer.Argument(metavar="CASE", help="A scripted case: JSON, gzipped if it ends in .gz.")],
+    engine: Annotated[str, typer.Option("--engine", metavar="PRESET", help="Whose rules hold, such as vllm-0.32.")],
+    output: Annotated[
+        Path, typer.Option("--output", metavar="TRACE", help="Where the trace goes; gzipped if it ends in .gz.")
+    ],
+) -> None:
+    """Step the core through a scripted case, without a clock, and write what it decides turn by turn."""
+    from sim.case_files import CaseError, read_case, write_trace
+    from sim.core.crash import EngineCrash
+    from sim.policies.presets import PRESETS
+    from sim.replay import replay_case
+    from sim.scenario_errors import nearest_name
+
+    if engine not in PRESETS:
+        nearest = nearest_name(engine, list(PRESETS))
+        meant = "" if nearest is None else f"; did you mean `{nearest}`?"
+        _fail(f"--engine {engine}: no such preset; allowed: {', '.join(PRESETS)}{meant}", _BAD_INPUT)
+    try:
+        trace = replay_case(read_case(case), PRESETS[engine])
+    except CaseError as error:
+        _fail(str(error), _BAD_INPUT)
+    except EngineCrash as error:
+        _fail(f"{case}: {engine} would have crashed: {error}", _FAILED)
+    try:
+        write_trace(output, trace)
+    except OSError as error:
+        _fail(f"cannot write {output}: {error.strerror or error}", _FAILED)
+
+
+# `conform` belongs here: the comparison with a released vLLM on random cases.
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"speckv {__version__}")
