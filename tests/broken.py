@@ -117,7 +117,8 @@ READINGS = {
         "room for the sampled token asked", ("vllm-0.26", "vllm-0.28"),
     ),
     "padding-0.28-stops": Reading(
-        "sim.policies.padding:beside_running", "return 0 if padded > budget or hit + padded > max_model_len else padded",
+        "sim.policies.padding:beside_running",
+        "return 0 if padded > budget or hit + padded > max_model_len else padded",
         "return 1 if hit + padded > max_model_len else 0 if padded > budget else padded",
         "no room under the model's length: admitted unpadded", ("vllm-0.26", "vllm-0.28"),
     ),
@@ -211,3 +212,66 @@ READINGS = {
     ),
 }  # fmt: skip
 """The readings of the rules that the handed-out traces do not tell apart, by the name of the case that does."""
+
+_RUNNING = "sim.core.scheduler:Scheduler._schedule_running"
+_UPDATE = "sim.core.scheduler:Scheduler.update"
+_LOOKUP = "sim.core.kv_cache:KVCache.lookup"
+
+BROKEN = {
+    "skips-too-late": Reading(_RUNNING, "computed + 2 - placeholders", "computed + 1 - placeholders", "skip rule"),
+    "chunks-not-capped": Reading(_RUNNING, "if num_tokens > threshold > 0:", "if False:", "long prefill, running"),
+    "no-lookahead": Reading(_RUNNING, "lookahead = settings.num_lookahead_tokens", "lookahead = 0", "lookahead slots"),
+    "model-length": Reading(_RUNNING, "settings.max_model_len - 1", "settings.max_model_len", "the model's length"),
+    "zero-tokens-stop": Reading(
+        _RUNNING, "index += 1\n            continue\n        while", "break\n        while", "nothing to do: skipped"
+    ),
+    "admits-after-preemption": Reading(
+        "sim.core.scheduler:Scheduler.schedule", "if not batch.preempted:", "if True:", "no admission after preemption"
+    ),
+    "threshold-alone": Reading(
+        "sim.core.scheduler:Scheduler.schedule", "<= 1:", "<= 0:", "a request that is alone has no threshold"
+    ),
+    "drafts-of-running": Reading(
+        "sim.core.scheduler:Scheduler._advance", "[len(batch.requests)]", "[len(self.running)]", "K by batch size"
+    ),
+    "no-rollback": Reading(_UPDATE, "request.num_computed_tokens -= rejected", "pass", "rejections roll back"),
+    "hashes-too-much": Reading(
+        _UPDATE, "certain = request.num_computed_tokens - request.num_output_placeholders",
+        "certain = request.num_tokens", "what is hashed when a batch returns",
+    ),
+    "trims-nothing-at-the-length": Reading(
+        _UPDATE, "if left > max_model_len - request.num_tokens:", "if False:", "the model's length ends a request"
+    ),
+    "preempted-to-the-tail": Reading(
+        "sim.core.scheduler:Scheduler._preempt", "self.waiting.put_back(request)", "self.waiting.add(request)",
+        "the preempted go to the head",
+    ),
+    "first-in-is-the-victim": Reading(
+        "sim.core.scheduler:Scheduler.reset_prefix_cache", "self.running.pop()", "self.running.pop(0)",
+        "a reset preempts the last first",
+    ),
+    "eagle-keeps-the-last-block": Reading(_LOOKUP, "hit.pop()", "pass", "EAGLE drops the last hit block"),
+    "hits-the-whole-prompt": Reading(
+        _LOOKUP, "request.num_tokens - 1 -", "request.num_tokens -", "a hit leaves a token to compute"
+    ),
+    "whole-prompt-not-checked": Reading(
+        _ADMIT, "if need + watermark > pool.num_free", "if False", "whole-prompt check"
+    ),
+    "hashed-to-the-head": Reading(
+        "sim.policies.freeing:hashless_first", "if hashes[block] is not None]", "if hashes[block] is not None][::-1]",
+        "hashed blocks are freed in walk order",
+    ),
+    "hashless-to-the-tail": Reading(
+        "sim.policies.freeing:hashless_first", "pool.prepend(", "pool.append(", "hashless blocks go to the head"
+    ),
+    "frees-forwards": Reading("sim.core.kv_cache:KVCache.free", "walk.reverse()", "pass", "the table is walked back"),
+    "stale-output-delivered": Reading(
+        "sim.policies.stale_output:DrainedInTokens.returned", "STALE_DROPPED if request.drop_stale_output else", "",
+        "output in flight at a reset is dropped",
+    ),
+    "last-duplicate": Reading(
+        "sim.core.prefix_cache:PrefixCache._evict_duplicate", "others.pop(0)", "others.pop()",
+        "the first duplicate is found",
+    ),
+}  # fmt: skip
+"""Rules broken on purpose: the recorded cases or a few random ones must find each. ``says`` names the rule."""

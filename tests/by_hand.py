@@ -19,14 +19,31 @@ from sim.models.acceptance import AcceptanceModel
 from sim.models.timing import NO_COST, StepCost, StepShape
 from sim.observers.invariants import Invariants
 from sim.observers.ledger import Ledger
+from sim.policies.caching import DROP_BLOCK, DROP_TOKEN
 from sim.policies.drafters import DRAFTERS
-from sim.policies.presets import DEFAULT_PRESET, PRESETS
+from sim.policies.presets import DEFAULT_PRESET, PRESETS, TRAITS, VLLM_PRESETS
 from sim.records import Batch, Interruption, Returned
 from workloads.spec import RequestSpec, Segment, prompt_stream
 
-LOSSLESS = ("vllm-0.32", "vllm-0.30", "vllm-0.28")
-LOSSY = ("vllm-0.26", "vllm-0.24")
-VLLM_PRESETS = LOSSLESS + LOSSY
+__all__ = [
+    "LOSSLESS",
+    "LOSSY",
+    "MS",
+    "VLLM_PRESETS",
+    "GivenRequests",
+    "Log",
+    "Simulated",
+    "Tokens",
+    "Turns",
+    "abort_at",
+    "reset_at",
+    "small_settings",
+    "spec",
+]
+
+LOSSY = ("vllm-0.26", "vllm-0.24", "article")
+"""Presets that reproduce a loss: `async_tokens_to_discard` was in vLLM 0.22 to 0.26, and is in the article."""
+LOSSLESS = tuple(name for name in PRESETS if name not in LOSSY)
 
 MS = 1_000_000
 """Nanoseconds."""
@@ -51,9 +68,11 @@ class Tokens:
         return self.tokens[position] if position < len(self.tokens) else self.output + position
 
 
-def small_settings(method: str = "none", k: int = 0, **changes: Any) -> Settings:
+def small_settings(method: str = "none", k: int = 0, preset: str = DEFAULT_PRESET, **changes: Any) -> Settings:
     """Settings of a small engine with this drafter: 100 blocks of 4, 1,000 tokens a step."""
     drafter = DRAFTERS[method]
+    traits = TRAITS[preset]
+    draft_slots = drafter.draft_slots if traits.draft_slots else 0
     given: dict[str, Any] = {
         "num_gpu_blocks": 101,
         "block_size": 4,
@@ -62,18 +81,22 @@ def small_settings(method: str = "none", k: int = 0, **changes: Any) -> Settings
         "max_model_len": 10_000,
         "async_scheduling": False,
         "num_speculative_tokens": k,
-        "num_lookahead_tokens": drafter.num_lookahead_tokens(k),
-        "draft_slots": drafter.draft_slots,
-        "drop_last_hit_block": drafter.drop_last_hit_block,
+        "num_lookahead_tokens": drafter.num_lookahead_tokens(k) if traits.lookahead else 0,
+        "draft_slots": draft_slots,
+        "drop_last_hit_block": drafter.drop_last_hit_block and traits.last_hit == DROP_BLOCK,
+        "hit_margin_tokens": 1 if drafter.drop_last_hit_block and traits.last_hit == DROP_TOKEN else 0,
     }
-    return Settings(**{**given, **changes})
+    given.update(changes)
+    if draft_slots and not PRESETS[preset].draft_slots_per_request and "max_num_scheduled_tokens" not in changes:
+        given["max_num_scheduled_tokens"] = given["max_num_batched_tokens"] - draft_slots * given["max_num_seqs"]
+    return Settings(**given)
 
 
 class Turns:
     """A scheduler whose batches the test takes back itself, oldest first."""
 
     def __init__(self, preset: str = DEFAULT_PRESET, method: str = "none", k: int = 0, **changes: Any) -> None:
-        self.settings = small_settings(method, k, **changes)
+        self.settings = small_settings(method, k, preset, **changes)
         self.scheduler = Scheduler(self.settings, PRESETS[preset])
         self.in_flight: deque[Batch] = deque()
         self.batch: Batch

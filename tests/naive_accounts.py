@@ -32,6 +32,13 @@ class Owner:
     cells: dict[int, int] = field(default_factory=dict)
     """Content by position, where it is not blank."""
 
+    def keep(self, slots: int) -> None:
+        """What lay beyond is gone, also when blocks are taken there again."""
+        self.written = min(self.written, slots)
+        self.reserved = min(self.reserved, slots)
+        for x in [x for x in self.cells if x >= slots]:
+            del self.cells[x]
+
     def reservation(self, x: int) -> int:
         in_flight = sum(tokens for tokens, _ in self.frames.values())
         rows = sum(tokens - drafts for tokens, drafts in self.frames.values())
@@ -69,7 +76,8 @@ class NaiveAccounts:
             assert owner.computed == computed
             owner.computed += tokens
             owner.frames[batch.number] = (tokens, drafts)
-            owner.reserved = min(computed + tokens + batch.lookahead, batch.max_model_len)
+            given = batch.reserved[number] if batch.reserved else computed + tokens + batch.lookahead
+            owner.reserved = min(given, batch.max_model_len)
             owner.latest = batch.number
         self._compare(now)
 
@@ -112,6 +120,7 @@ class NaiveAccounts:
         size = self.ledger.block_size
         held: dict[int, list[tuple[Owner, int]]] = {}
         for owner in self.owners.values():
+            owner.keep(len(owner.request.block_table) * size)
             for place, block in enumerate(owner.request.block_table):
                 held.setdefault(block, []).append((owner, place * size))
         reservations, content = [0] * 6, [0] * 3

@@ -102,7 +102,7 @@ def test_a_window_that_is_off_is_full_attention(tmp_path: Path) -> None:
         ({"num_local_experts": 8}, r"num_local_experts = 8: mixture of experts"),
         ({"num_experts": 128}, "mixture of experts"),
         ({"n_routed_experts": 256}, "mixture of experts"),
-        ({"kv_lora_rank": 512}, r"kv_lora_rank = 512: latent attention"),
+        ({"kv_lora_rank": 512}, r"qk_nope_head_dim: missing"),
         ({"mamba_d_state": 128}, "Mamba"),
         ({"is_encoder_decoder": True}, "encoder-decoders"),
         ({"text_config": {}}, "multi-modal"),

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from sim.calibration_schema import load_calibration
+from sim.models.calibration import Calibration
 from sim.models.hardware import hardware
 from sim.models.shapes import drafter_shape, load_shape
 from sim.models.timing import NO_COST, StepCost, StepShape, TimingModel, TimingParams, capture_sizes
 
 LLAMA = load_shape("llama-3.1-8b")
 EAGER: tuple[int, ...] = ()
+
+
+def own(card: str) -> Calibration:
+    return load_calibration(hardware(card).calibration)
+
 
 
 def decode(batch: int, context: int, rows: int = 1, drafts: int = 0) -> StepShape:
@@ -47,11 +54,11 @@ def test_sums_over_frames_by_hand() -> None:
 
 
 def test_parts_are_disjoint_integers() -> None:
-    cost = TimingModel(LLAMA, hardware("h100")).step_cost(decode(5, 1000, 4, 3))
+    cost = TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(decode(5, 1000, 4, 3))
     assert all(isinstance(part, int) and part >= 0 for part in cost)
     assert cost.total == sum(cost)
     assert StepCost(1, 2, 3, 4, 5, 6, 7).total == 28
-    assert TimingModel(LLAMA, hardware("h100")).step_cost(StepShape()) is NO_COST
+    assert TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(StepShape()) is NO_COST
 
 
 # Forms
@@ -62,7 +69,7 @@ def test_one_row_is_the_weights_over_the_bandwidth() -> None:
     # of 4 * 32 + 1 layers. Arithmetic on one row is nothing beside it.
     weights = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
     expected = 2 * weights / (0.875 * 3.35e12) + 129 * 3.8e-6
-    cost = TimingModel(LLAMA, hardware("h100"), captured=EAGER).step_cost(decode(1, 1))
+    cost = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=EAGER).step_cost(decode(1, 1))
     assert cost.linear == pytest.approx(expected * 1e9, rel=1e-6)
 
 
@@ -70,25 +77,25 @@ def test_many_rows_are_arithmetic() -> None:
     # 8,192 rows: 2 operations a weight at 0.815 * 989.4 TFLOP/s (the head on one row); memory adds next to nothing.
     matrices = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     arithmetic = 2 * 8192 * matrices / (0.815 * 989.4e12)
-    cost = TimingModel(LLAMA, hardware("h100")).step_cost(prefill(8192))
+    cost = TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(prefill(8192))
     assert cost.linear == pytest.approx(arithmetic * 1e9, rel=0.01)
 
 
 def test_decode_attention_reads_kv_once_a_request() -> None:
     # 131,072 bytes a token at 0.861 * 3.35 TB/s, 7 us a layer; a verification of 6 rows costs the same (not validated).
-    model = TimingModel(LLAMA, hardware("h100"))
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"))
     expected = 32 * 7e-6 + 16 * 2000 * 131_072 / (0.861 * 3.35e12)
     assert model.step_cost(decode(16, 2000)).attention_decode == pytest.approx(expected * 1e9, rel=1e-6)
     assert model.step_cost(decode(16, 2000, rows=6)).attention_decode == pytest.approx(expected * 1e9, rel=1e-6)
     assert any("not validated" in note for note in model.notes)
-    fp8 = TimingModel(LLAMA, hardware("h100"), kv_cache_dtype="fp8").step_cost(decode(16, 2000)).attention_decode
+    fp8 = TimingModel(LLAMA, hardware("h100"), own("h100"), kv_cache_dtype="fp8").step_cost(decode(16, 2000)).attention_decode
     assert fp8 == pytest.approx((32 * 7e-6 + 0.68 * (expected - 32 * 7e-6)) * 1e9, rel=1e-6)
 
 
 def test_flash_attention_2_does_not_split_a_verification() -> None:
     # Published for vLLM's FlashAttention 2: a verification walks each context at 21 to 29 us per 1,000 tokens and layer
     # while all query heads fit the card; at a batch of 1 and 16k context one costs 369 us, one token 62 us.
-    model = TimingModel(LLAMA, hardware("a100"))
+    model = TimingModel(LLAMA, hardware("a100"), own("a100"))
     one = model.step_cost(decode(1, 16_000)).attention_decode
     verified = model.step_cost(decode(1, 16_000, rows=4)).attention_decode
     assert 21 * 16 <= verified / 32e3 <= 29 * 16
@@ -100,7 +107,7 @@ def test_flash_attention_2_does_not_split_a_verification() -> None:
         verified * 16 * 32 / 108 / 1.3, rel=1e-6
     )
     # The same card with the other version.
-    split = TimingModel(LLAMA, hardware("a100"), params=TimingParams(flash_attention=3))
+    split = TimingModel(LLAMA, hardware("a100"), own("a100"), params=TimingParams(flash_attention=3))
     assert split.step_cost(decode(1, 16_000, rows=4)).attention_decode == one
 
 
@@ -110,7 +117,7 @@ def test_prefill_attention_sums_arithmetic_and_memory() -> None:
     pairs = 8192 * 8193 // 2
     arithmetic = 4 * pairs * 32 * 128 / (0.694 * 989.4e12)
     memory = 8192 * (4096 + 2 * 8192) / (0.32 * 3.35e12)
-    got = TimingModel(LLAMA, hardware("h100")).step_cost(prefill(8192)).attention_prefill
+    got = TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(prefill(8192)).attention_prefill
     assert got == pytest.approx(32 * (arithmetic + memory + 13e-6) * 1e9, rel=1e-6)
 
 
@@ -122,22 +129,22 @@ def test_chunks_add_up_to_the_whole_prompt() -> None:
 def test_all_reduce_twice_a_layer() -> None:
     # TP 2 on H100: 4.3 us + 64 * 8192 * 2 bytes / 263 GB/s, 160 times.
     shape = load_shape("llama-3.1-70b")
-    cost = TimingModel(shape, hardware("h100"), tp=2).step_cost(decode(64, 1000))
+    cost = TimingModel(shape, hardware("h100"), own("h100"), tp=2).step_cost(decode(64, 1000))
     assert cost.allreduce == pytest.approx(160 * (4.3e-6 + 64 * 8192 * 2 / 263e9) * 1e9, rel=1e-6)
-    assert TimingModel(LLAMA, hardware("h100")).step_cost(decode(64, 1000)).allreduce == 0
+    assert TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(decode(64, 1000)).allreduce == 0
     with pytest.raises(ValueError, match="tensor_parallel_size 16"):
-        TimingModel(shape, hardware("h100"), tp=16)
+        TimingModel(shape, hardware("h100"), own("h100"), tp=16)
 
 
 def test_overhead_by_hand() -> None:
     params = TimingParams(per_layer_us=14, per_step_us=950, per_sampled_token_us=16)
-    cost = TimingModel(LLAMA, hardware("h100"), params=params).step_cost(decode(8, 100, rows=4))
+    cost = TimingModel(LLAMA, hardware("h100"), own("h100"), params=params).step_cost(decode(8, 100, rows=4))
     assert cost.overhead == (32 * 14 + 950 + 32 * 16) * 1000
 
 
 def test_a_wider_verification_is_nearly_free_up_to_128_rows() -> None:
     # Published: t(128) / t(1) is 1.06 to 1.08 for weights over 66 MB. Our range is wider: 1.0 to 1.1.
-    model = TimingModel(LLAMA, hardware("h200"), captured=EAGER)
+    model = TimingModel(LLAMA, hardware("h200"), own("h200"), captured=EAGER)
     one, many = decode(1, 100), decode(1, 100)
     one.num_sampled_tokens = many.num_sampled_tokens = 0
     many.num_tokens = 128
@@ -147,7 +154,7 @@ def test_a_wider_verification_is_nearly_free_up_to_128_rows() -> None:
 
 @pytest.mark.parametrize("card", ["h100", "a100"])
 def test_more_work_never_costs_less(card: str) -> None:
-    model = TimingModel(LLAMA, hardware(card), captured=capture_sizes(256, 8192, 3))
+    model = TimingModel(LLAMA, hardware(card), own(card), captured=capture_sizes(256, 8192, 3))
     grid = itertools.product((1, 3, 40, 200), (10, 1000, 30_000))
     for batch, context in grid:
         base = model.step_cost(decode(batch, context)).total
@@ -179,7 +186,7 @@ def test_captured_sizes_are_multiples_under_speculation() -> None:
 
 
 def test_padding_is_the_cost_of_rows_that_are_not_there() -> None:
-    model = TimingModel(LLAMA, hardware("h100"))
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"))
     assert [model.padded(n) for n in (1, 3, 9, 257, 512, 513)] == [1, 4, 16, 272, 512, 513]
     nine, sixteen = model.step_cost(decode(9, 100)), model.step_cost(decode(16, 100))
     assert nine.padding > 0
@@ -195,7 +202,7 @@ def test_padding_is_the_cost_of_rows_that_are_not_there() -> None:
 
 def test_an_eager_step_waits_for_its_launches() -> None:
     # Beyond 512 rows a small step takes at least 32 launches of a layer; a long prefill hides them.
-    model = TimingModel(LLAMA, hardware("h100"))
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"))
     beyond, within = model.step_cost(decode(513, 10)), model.step_cost(decode(512, 10))
     assert beyond.total >= 32 * 546_000
     assert beyond.total > within.total
@@ -207,13 +214,13 @@ def test_an_eager_step_waits_for_its_launches() -> None:
 
 
 def test_no_drafter_no_drafting() -> None:
-    assert TimingModel(LLAMA, hardware("h100")).step_cost(decode(8, 100, 4, 3)).drafting == 0
+    assert TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(decode(8, 100, 4, 3)).drafting == 0
 
 
 def test_a_round_of_eagle3_by_hand() -> None:
     # K = 1, one request, one row, H100: a forward of one layer and its projection, and the head.
     drafter = drafter_shape(LLAMA, "eagle3")
-    model = TimingModel(LLAMA, hardware("h100"), drafter=drafter)
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter)
     memory = drafter.weight_bytes() / (0.875 * 3.35e12) + 6 * 3.8e-6
     attention = 7e-6 + 1000 * 4096 / (0.861 * 3.35e12)
     expected = 1.7e-3 + memory + attention + 14e-6
@@ -222,7 +229,7 @@ def test_a_round_of_eagle3_by_hand() -> None:
 
 def test_a_draft_more_is_a_forward_more() -> None:
     drafter = drafter_shape(LLAMA, "eagle3")
-    model = TimingModel(LLAMA, hardware("h100"), drafter=drafter)
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter)
     costs = [model.step_cost(decode(8, 1000, 1, k)).drafting for k in (1, 2, 3, 4)]
     steps = [after - before for before, after in itertools.pairwise(costs)]
     assert max(steps) - min(steps) <= 1
@@ -234,7 +241,7 @@ def test_a_draft_more_is_a_forward_more() -> None:
 def test_published_cost_of_a_draft_step() -> None:
     # With 0.845 ms a step and 5.1 ms a round (vLLM pull request 32628), a round of K drafts takes 5.1 + 0.845 K.
     params = TimingParams(draft_step_us=845, draft_round_us=5100)
-    model = TimingModel(LLAMA, hardware("h100"), drafter=drafter_shape(LLAMA, "eagle3"), params=params)
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter_shape(LLAMA, "eagle3"), params=params)
     for k in (3, 8):
         assert model.step_cost(decode(1, 100, k + 1, k)).drafting == 5_100_000 + 845_000 * k
 
@@ -242,14 +249,14 @@ def test_published_cost_of_a_draft_step() -> None:
 def test_a_draft_model_costs_its_layers() -> None:
     target = load_shape("qwen3-8b")
     small = drafter_shape(target, "draft_model", "qwen3-0.6b")
-    cost = TimingModel(target, hardware("h100"), drafter=small).step_cost(decode(1, 100, 4, 3)).drafting
+    cost = TimingModel(target, hardware("h100"), own("h100"), drafter=small).step_cost(decode(1, 100, 4, 3)).drafting
     # NVIDIA gives about 1.4 ms for one forward of Qwen3-0.6B in a graph on an H100; a round of 3 and 1.7 ms of glue.
     assert cost / 1e6 == pytest.approx(1.7 + 3 * 1.4, rel=0.25)
 
 
 def test_prompts_pass_through_the_drafter() -> None:
     drafter = drafter_shape(LLAMA, "eagle3")
-    model = TimingModel(LLAMA, hardware("h100"), drafter=drafter)
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter)
     chunk = StepShape()
     chunk.add_prefill(4096, 0, 0)
     # A chunk drafts nothing, but its KV is written: one layer of the target's 32, and the projection.
@@ -258,7 +265,7 @@ def test_prompts_pass_through_the_drafter() -> None:
 
 
 def test_ngram_is_a_small_part_of_the_step() -> None:
-    model = TimingModel(LLAMA, hardware("h100"), drafter=drafter_shape(LLAMA, "ngram"))
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter_shape(LLAMA, "ngram"))
     cost = model.step_cost(decode(8, 100, 4, 3))
     assert cost.drafting == pytest.approx(0.005875 * (cost.total - cost.drafting), abs=2)
     assert model.step_cost(decode(8, 100)).drafting == 0
@@ -284,7 +291,7 @@ def test_regression_of_a_real_engine() -> None:
     # SpecDecode-Bench fitted real vLLM (Llama-3.1-8B, H100, batches of 1 to 64): 5.886 ms + 21.0 us a batched token
     # + 39.3 ns a KV token + 1.207 ms a step. Mean absolute difference over this grid: 2.4 percent, 7.7 at worst (64
     # requests of 4,096 tokens). Held to 5 and 10.
-    model = TimingModel(LLAMA, hardware("h100"), captured=capture_sizes(256, 8192))
+    model = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=capture_sizes(256, 8192))
     errors = []
     for batch, context in itertools.product((1, 2, 4, 8, 16, 32, 64), (256, 512, 1024, 2048, 4096)):
         regression = 5.886e-3 + 21.0e-6 * batch + 39.3e-9 * batch * context + 1.207e-3
@@ -298,7 +305,7 @@ def test_speedup_of_speculation_on_a_real_engine(batch: int, measured: float) ->
     # SpecDecode-Bench: Llama-3.1-8B on an H100, vLLM 0.10, EAGLE-3, K = 3, gsm8k. Its recorded drafts yield 2.38 tokens
     # a step; contexts taken as 400. Nothing was fitted to it. We are 1 to 3 percent low up to 16 requests and 7 and 11
     # at 64 and 128. Held to 15.
-    alone = TimingModel(LLAMA, hardware("h100"), captured=capture_sizes(256, 8192))
+    alone = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=capture_sizes(256, 8192))
     drafting = TimingModel(
         LLAMA, hardware("h100"), drafter=drafter_shape(LLAMA, "eagle3"), captured=capture_sizes(256, 8192, 3)
     )
@@ -335,7 +342,7 @@ def test_measured_linear_layers(shared_data: Path, table: str, card: str) -> Non
 def test_measured_decode_attention(shared_data: Path, table: str) -> None:
     # Published held-out errors: 8.9 percent (H200), 11.2 (A100). The tables hold a graph replay (about 5 us) and are
     # warm in L2 below 50 MB of KV; contexts of more than 500 tokens. Here 7.2 and 9.0; held to 15.
-    model = TimingModel(LLAMA, hardware(table[:4].lower()))
+    model = TimingModel(LLAMA, hardware(table[:4].lower()), own(table[:4].lower()))
     pairs = []
     for row in rows_of(shared_data / "gpu" / f"aic_generation_attn_{table}.csv"):
         batch, context = int(row["batch"]), int(row["ctx_before"]) + 1
@@ -351,7 +358,7 @@ def test_measured_decode_attention(shared_data: Path, table: str) -> None:
 def test_measured_prefill_attention(shared_data: Path, table: str) -> None:
     # Published held-out errors: 6.0 percent (H200), 7.0 (A100), prompts without history. Here, from 64 tokens
     # on, 3.5 and 2.8 (the memory constant was fitted to these tables); held to 10.
-    model = TimingModel(LLAMA, hardware(table[:4].lower()))
+    model = TimingModel(LLAMA, hardware(table[:4].lower()), own(table[:4].lower()))
     pairs = []
     for row in rows_of(shared_data / "gpu" / f"aic_context_attn_{table}.csv"):
         batch, rows = int(row["batch"]), int(row["q_len"])
@@ -367,7 +374,7 @@ def test_measured_prefill_attention(shared_data: Path, table: str) -> None:
 def test_measured_decodes_beside_a_chunk_on_flash_attention_2(shared_data: Path) -> None:
     # LLMServingSim's RTX 4090 profile (vLLM 0.19): a chunk of 16 tokens beside decodes; 4k of KV each and more. The
     # decodes lose their split: 130 us at 4k for one where decoding alone takes a fifth. 13 percent off; held to 20.
-    model = TimingModel(LLAMA, hardware("rtx 4090"))
+    model = TimingModel(LLAMA, hardware("rtx 4090"), own("rtx 4090"))
     pairs = []
     for row in rows_of(shared_data / "gpu" / "llmservingsim_attention_mixed_RTX4090_Llama3.1-8B_tp1.csv"):
         chunk, history, decodes, context = (
@@ -391,7 +398,7 @@ def test_measured_serving_steps(shared_data: Path) -> None:
     for row in rows_of(shared_data / "gpu" / "aic_serving_H200_vllm.csv"):
         batch, tp = int(float(row["batch_size"])), int(float(row["tp_size"]))
         if row["isl"] == "1024" and batch <= 16:
-            model = TimingModel(shape, hardware("h200"), tp=tp, dtype="fp8")
+            model = TimingModel(shape, hardware("h200"), own("h200"), tp=tp, dtype="fp8")
             step = decode(batch, 1024 + int(row["osl"]) // 2)
             pairs.append((model.step_cost(step).total / 1e6, float(row["silicon_tpot_ms"])))
     assert len(pairs) >= 20

@@ -26,6 +26,8 @@ class Cost(NamedTuple):
     overhead: int = 6
     drafting: int = 7
     compaction: int = 9
+    arithmetic: int = 10
+    jitter: int = -1
 
     @property
     def total(self) -> int:
@@ -136,7 +138,9 @@ EXPECTED = [
             "cost_overhead": 6,
             "cost_drafting": 7,
             "cost_compaction": 9,
-            "cost_total": 37,
+            "cost_arithmetic": 10,
+            "cost_jitter": -1,
+            "cost_total": 46,
         },
     },
     {
@@ -156,7 +160,9 @@ EXPECTED = [
             "cost_overhead": 6,
             "cost_drafting": 7,
             "cost_compaction": 9,
-            "cost_total": 44,
+            "cost_arithmetic": 10,
+            "cost_jitter": -1,
+            "cost_total": 53,
         },
     },
 ]

@@ -96,10 +96,7 @@ def test_a_budget_cuts_the_drafts_of_a_frame() -> None:
 def test_draft_slots_by_version(preset: str, expected: int) -> None:
     """A draft model, 24 tokens, 8 requests at most. Per request since 0.28: 24 - 1. Before, the configuration takes
     1 * 8 off what may be scheduled: 16."""
-    scheduled = 24 if preset != "vllm-0.26" else 24 - 8
-    turns = Turns(
-        preset, "draft_model", 2, max_num_batched_tokens=24, max_num_scheduled_tokens=scheduled, max_num_seqs=8
-    )
+    turns = Turns(preset, "draft_model", 2, max_num_batched_tokens=24, max_num_seqs=8)
     turns.add(30)
     assert turns.step() == {"r0": (expected, 0)}
 

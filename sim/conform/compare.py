@@ -64,7 +64,8 @@ class Difference:
     @property
     def place(self) -> str:
         """Where it is, in words: turn, field, request and part."""
-        words = ["summary" if self.turn is None else f"turn {self.turn} (row {self.row})", self.field]
+        where = "summary" if self.turn is None else f"turn {self.turn}"
+        words = [where if self.row is None else f"{where} (row {self.row})", self.field]
         if self.request is not None:
             words.append(f"request {self.request}")
         if self.part is not None:

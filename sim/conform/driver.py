@@ -210,7 +210,8 @@ class Drive:
         self.vllm = vllm
         self.scheduler = vllm.scheduler(engine)
         self.hasher = vllm.block_hasher(engine["block_size"])
-        self.depth = 2 if engine["async_scheduling"] else 1
+        # Not in the format, where it follows from async_scheduling: more batches, as with pipeline parallelism.
+        self.depth = engine.get("batches_in_flight") or (2 if engine["async_scheduling"] else 1)
         self.proposes = self.depth == 1 and engine.get("num_speculative_tokens", 0) > 0
         self.script = {spec["id"]: spec for spec in case["requests"]}
         self.arrivals = deque(sorted(case["requests"], key=lambda spec: int(spec["arrival_turn"])))
@@ -250,7 +251,7 @@ class Drive:
         took_back = bool(self.in_flight) and not (launched and len(self.in_flight) < self.depth)
         if took_back:
             self._take_back(row)
-        row["waiting"] = [request.request_id for request in self.scheduler.waiting]
+        row["waiting"] = self._waiting()
         self.rows.append(row)
         stuck = not launched and not took_back and not self.in_flight and not something_due
         return not (stuck and self.scheduler.has_unfinished_requests())
@@ -348,6 +349,18 @@ class Drive:
             ]
             for request in self.scheduler.running
         }
+
+    def _waiting(self) -> list[str]:
+        """Waiting requests in the order in which they are looked at next.
+
+        0.24 to 0.30 keep those that were passed over in a queue of their own; with two batches in flight it is empty.
+        """
+        requests = list(self.scheduler.waiting)
+        if passed_over := list(getattr(self.scheduler, "skipped_waiting", ())):
+            requests = passed_over + requests
+            if self.scheduler.policy.value == "priority":
+                requests.sort()
+        return [request.request_id for request in requests]
 
     def _num_free(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())

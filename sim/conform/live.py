@@ -27,7 +27,7 @@ from sim.conform.cases import Case, reduction_strategy, seeded_case
 from sim.conform.compare import ABSENT, Difference, Trace, first_difference
 from sim.core.crash import EngineCrash
 from sim.core.settings import Rules
-from sim.policies.presets import PRESETS
+from sim.policies.presets import PRESETS, VLLM_PRESETS
 from sim.replay import replay_case
 
 __all__ = [
@@ -50,6 +50,7 @@ MAX_TURNS = 1000
 """Turns after which a random case is cut off and the traces compared up to there: some never end in vLLM."""
 
 _NUM_SHRINKING_EXAMPLES = 400
+_VLLM_RULES = {name: PRESETS[name] for name in VLLM_PRESETS}
 _WINDOW = 4  # cases under way at each worker
 
 HOW_TO_GET_VLLM = """\
@@ -113,7 +114,8 @@ class Worker:
         )  # fmt: skip
         # Both sides may have more to say than a pipe holds, so somebody has to listen all the time.
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         try:
             hello = self._next()
         except WorkerError as error:
@@ -140,6 +142,9 @@ class Worker:
                 pass
         self._process.terminate()
         self._process.wait()
+        self._listener.join()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         self._errors.close()
 
     def ask(self, case: Case, max_turns: int = MAX_TURNS) -> None:
@@ -178,7 +183,7 @@ class Worker:
 def preset_of(version: str) -> str | None:
     """The preset that follows this release (``0.32.1`` is ``vllm-0.32``), or None."""
     name = "vllm-" + ".".join(version.split(".")[:2])
-    return name if name in PRESETS else None
+    return name if name in VLLM_PRESETS else None
 
 
 def difference_from_vllm(answer: dict[str, Any], case: Case, rules: Rules) -> Difference | None:
@@ -277,7 +282,7 @@ def compare_live(
         preset = preset_of(version)
         if rules is None:
             if preset is None:
-                raise LookupError(f"no preset follows vLLM {version}; there are {', '.join(PRESETS)}")
+                raise LookupError(f"no preset follows vLLM {version}; there are {', '.join(VLLM_PRESETS)}")
             rules = PRESETS[preset]
         done = num_crashed = num_endless = 0
         schedule_s = update_s = 0.0
@@ -345,11 +350,12 @@ def shrink(worker: Worker, case: Case, rules: Rules, difference: Difference) -> 
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    try:
-        smallest = find(reduction_strategy(case), differs, settings=quick)
-    except NoSuchExample:
-        return case, difference
-    return smallest, seen[json.dumps(smallest)]
+    for numbers in (False, True, False, True):
+        try:
+            case = find(reduction_strategy(case, numbers=numbers), differs, settings=quick)
+        except NoSuchExample:
+            continue
+    return case, seen[json.dumps(case)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,10 +402,10 @@ def closest_preset(python: Path, num_cases: int = 200, *, seed: int = 0, pythonp
         def num_agreeing(rules: Rules) -> int:
             return sum(difference_from_vllm(answer, case, rules) is None for case, answer in asked)
 
-        counts = {name: num_agreeing(rules) for name, rules in PRESETS.items()}
+        counts = {name: num_agreeing(rules) for name, rules in _VLLM_RULES.items()}
         agreeing = dict(sorted(counts.items(), key=lambda item: -item[1]))
         nearest = next(iter(agreeing))
-        rules, best = PRESETS[nearest], agreeing[nearest]
+        rules, best = _VLLM_RULES[nearest], agreeing[nearest]
         changed: list[tuple[str, str, str, int]] = []
         while best < num_cases:
             candidates = [(num_agreeing(other), rule, other) for rule, other in _neighbours(rules)]
@@ -422,7 +428,7 @@ def _neighbours(rules: Rules) -> Iterator[tuple[str, Rules]]:
     """The rules with one value changed to what another preset has there."""
     for field in dataclasses.fields(rules):
         tried = [getattr(rules, field.name)]
-        for other in PRESETS.values():
+        for other in _VLLM_RULES.values():
             value = getattr(other, field.name)
             if all(_value_name(value) != _value_name(seen) for seen in tried):
                 tried.append(value)
