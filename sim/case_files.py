@@ -36,6 +36,33 @@ def read_case(path: Path) -> dict[str, Any]:
     Raises:
         CaseError: it cannot be read, is no JSON, has another format number, or a key is missing or wrong.
     """
+    case = _read_json(path, "case")
+    _Checker(path).case(case)
+    assert isinstance(case, dict)
+    return case
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """A trace, checked as far as a comparison relies on it.
+
+    Raises:
+        CaseError: it cannot be read, is no JSON, or is not an object with `turns` and `summary`.
+    """
+    trace = _read_json(path, "trace")
+    if not isinstance(trace, dict):
+        raise CaseError(f"{path}: is {shorten(repr(trace))}; allowed: an object with `turns` and `summary`")
+    for key, kind, allowed in (("turns", list, "a list of rows"), ("summary", dict, "an object")):
+        if key not in trace:
+            raise CaseError(f"{path}: `{key}` is missing; allowed: {allowed}")
+        if not isinstance(trace[key], kind):
+            raise CaseError(f"{path}: `{key}` is {shorten(repr(trace[key]))}; allowed: {allowed}")
+    for number, row in enumerate(trace["turns"]):
+        if not isinstance(row, dict) or type(row.get("turn")) is not int:
+            raise CaseError(f"{path}: `turns.{number}` is {shorten(repr(row))}; allowed: an object with a `turn`")
+    return trace
+
+
+def _read_json(path: Path, what: str) -> Any:
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
@@ -48,16 +75,13 @@ def read_case(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CaseError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        case = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise CaseError(f"{path}:{error.lineno}: not JSON, or cut short: {error.msg} (column {error.colno})") from None
     except RecursionError:
-        raise CaseError(f"{path}: nested too deeply for a case") from None
+        raise CaseError(f"{path}: nested too deeply for a {what}") from None
     except ValueError as error:
-        raise CaseError(f"{path}: not a case: {error}") from None
-    _Checker(path).case(case)
-    assert isinstance(case, dict)
-    return case
+        raise CaseError(f"{path}: not a {what}: {error}") from None
 
 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:

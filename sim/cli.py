@@ -16,6 +16,10 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 import typer
 
 from sim import __version__
+from sim.commands.again import blockmap as _blockmap
+from sim.commands.again import explain as _explain
+from sim.commands.again import timeline as _timeline
+from sim.commands.conform import conform as _conform
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
@@ -84,7 +88,9 @@ def _options(
 
     speckv run my.yaml --json --quiet | jq .tpot_ms.p99
 
-    speckv run my.yaml --check --out elsewhere"""
+    speckv run my.yaml --check --out elsewhere
+
+    speckv run quickstart --against K=0 --seeds 5"""
 )
 @_interruptible
 def run(
@@ -102,11 +108,40 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary alone, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; print where the results are.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run it anew even if its results are there.")] = False,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            metavar="KEY=VALUE",
+            help="Compare with the scenario changed so, on the same requests and draws; may be given several times. "
+            "K=0 is no speculation, and the default once --seeds is given.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", min=1, help="Pairs to compare, by seed; 5 by default.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs of a comparison at a time.")] = 1,
 ) -> None:
     """Run a scenario and write its results.
 
     The same scenario and seed are run once: asked for again, the results are found and shown.
     """
+    if against or seeds is not None:
+        from sim.commands.against import run_against
+
+        if check or force:
+            _fail("--check and --force are for single runs, and have no meaning with --against", _BAD_INPUT)
+        run_against(
+            scenario,
+            overrides or (),
+            against or ("K=0",),
+            seeds=seeds or 5,
+            jobs=jobs,
+            out=out,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
     from sim.results import ResultsError
     from sim.run import BAD_INPUT, RunFailed, simulate
     from sim.terminal import ProgressBar, show_summary
@@ -170,7 +205,22 @@ def replay(
         _fail(f"cannot write {output}: {error.strerror or error}", _FAILED)
 
 
-# `conform` belongs here: the comparison with a released vLLM on random cases.
+app.command(
+    epilog="""Examples:
+
+    speckv conform tests/conformance/cases
+
+    speckv conform --vllm --python oracle/bin/python --cases 3000
+
+    PYTHONPATH=vllm-0.24 speckv conform --vllm --python oracle/bin/python --cases 300"""
+)(_conform)
+
+
+app.command(epilog="Example:\n\n    speckv explain results/quickstart/ID --request r7")(_interruptible(_explain))
+app.command(epilog="Example:\n\n    speckv timeline results/quickstart/ID -o run.json.gz")(_interruptible(_timeline))
+app.command(epilog="Example:\n\n    speckv blockmap results/quickstart/ID -o blocks.png --from 1 --to 3")(
+    _interruptible(_blockmap)
+)
 
 
 @app.command()

@@ -82,7 +82,7 @@ class _Replay:
         self.rules = rules
         self.engine = case["engine"]
         self.scheduler = build_scheduler(self.engine, rules)
-        self.depth = 2 if self.engine["async_scheduling"] else 1
+        self.depth = self.engine.get("batches_in_flight") or (2 if self.engine["async_scheduling"] else 1)
         self.script = {request["id"]: request for request in case["requests"]}
         self.verified = dict.fromkeys(self.script, 0)
         self.arrivals = deque(sorted(case["requests"], key=lambda request: request["arrival_turn"]))
@@ -119,6 +119,7 @@ class _Replay:
                 priority=spec.get("priority", 0),
                 num_output_limit=None if end is None else end + 1,
             )
+            request.hashes(request.num_prompt_tokens // self.engine["block_size"])
             self.requests[request.id] = request
             self.scheduler.add(request)
 

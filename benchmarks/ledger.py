@@ -1,0 +1,73 @@
+"""What the ledger and the distributions cost by request and step: the same records handed to each, in one process.
+
+    python benchmarks/ledger.py [SCENARIO] [--requests N]
+
+The run is made once without observers and once with each; times are the processor's, of this thread.
+Prints microseconds a request and step, and the ratio to a step of the scheduler and engine alone. The issue allows the
+ledger 1 microsecond.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from sim.build import build
+from sim.observers.garbage import Garbage
+from sim.observers.ledger import Ledger
+from sim.scenario import load_scenario
+
+
+class Timed:
+    """An observer whose calls are timed."""
+
+    def __init__(self, observer: Any) -> None:
+        self.spent_ns = 0
+        for name in ("arrived", "scheduled", "step_started", "step_ended", "updated", "interrupted", "closed"):
+            handler = getattr(observer, name, None)
+            if handler is not None:
+                setattr(self, name, self._timed(handler))
+
+    def _timed(self, handler: Any) -> Any:
+        def call(*facts: Any) -> None:
+            began = time.thread_time_ns()
+            handler(*facts)
+            self.spent_ns += time.thread_time_ns() - began
+
+        return call
+
+
+def measure(scenario: str, num_requests: int) -> tuple[float, float, float, int]:
+    """Microseconds a request-step: all else, the ledger, the distributions; and the number of request-steps."""
+    loaded = load_scenario(scenario, [f"workload.synthetic.num_requests={num_requests}"])
+    simulation = build(loaded)
+    settings = simulation.settings
+    ledger = Ledger(settings.num_gpu_blocks, settings.block_size)  # Beside the simulation's own, which nobody times.
+    timed = Timed(ledger), Timed(Garbage(ledger, settings.block_size))
+    for observer in timed:
+        simulation.add_observer(observer)
+    began = time.thread_time_ns()
+    simulation.run()
+    whole = time.thread_time_ns() - began
+    steps = simulation.num_request_steps
+    costs = [observer.spent_ns / steps / 1e3 for observer in timed]
+    return whole / steps / 1e3 - sum(costs) - costs[0], costs[0], costs[1], steps
+
+
+def main() -> None:
+    """Print the best of three."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenario", nargs="?", default="quickstart")
+    parser.add_argument("--requests", type=int, default=300)
+    arguments = parser.parse_args()
+    rounds = [measure(arguments.scenario, arguments.requests) for _ in range(3)]
+    rest, ledger, distributions = (min(found[number] for found in rounds) for number in range(3))
+    print(f"{arguments.scenario}, {rounds[0][3]:,} request-steps, microseconds a request-step, best of three")
+    print(f"  scheduler, engine, device   {rest:6.3f}")
+    print(f"  ledger                      {ledger:6.3f}   {ledger / rest:5.2f} of it; allowed: 1")
+    print(f"  distributions of garbage    {distributions:6.3f}   {distributions / rest:5.2f} of it; opt-in")
+
+
+if __name__ == "__main__":
+    main()
