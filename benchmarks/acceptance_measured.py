@@ -4,9 +4,9 @@
 
 DATA: a folder with `acceptance/specdecodebench_*.jsonl.gz` and `published/specdecodebench_measured_speedups.csv`
 (default: ../shared/data beside the repository). Each cell is two whole simulations, with and without drafts: the
-recorded requests (loops of 4,000 tokens and more left out) all at once into `max_num_seqs` = batch size, often enough that the
-batch is full nearly all the time, recorded acceptance replayed, everything else at its default. No constant is tuned.
-Measured was vLLM 0.10; the rules here are those of the default preset, scheduling synchronously as 0.10 did.
+recorded requests (loops of 4,000 tokens and more left out) all at once into `max_num_seqs` = batch size, eight times
+the batch and at least a hundred of them, recorded acceptance replayed, everything else at its default. No constant is
+tuned. Measured was vLLM 0.10; the rules here are the default preset's, scheduling synchronously as 0.10 did.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Speckv: what speculative decoding does to a paged KV cache, simulated.
 
-`load_scenario` and `simulate` are the two entry points for a notebook or a script. They are looked up when first asked
-for, so that importing `sim` loads no library. This file knows their homes and the version; it must not know anything
-that they do.
+`load_scenario`, `simulate` and `sweep` are the entry points for a notebook or a script. They are looked up when first
+asked for, so that importing `sim` loads no library. This file knows their homes and the version; it must not know
+anything that they do.
 """
 
 from importlib import import_module
@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sim.run import simulate
     from sim.scenario import load_scenario
+    from sim.sweep import sweep
 
-__all__ = ["__version__", "load_scenario", "simulate"]
+__all__ = ["__version__", "load_scenario", "simulate", "sweep"]
 
 __version__ = "0.1.0.dev0"
 
-_HOMES = {"load_scenario": "sim.scenario", "simulate": "sim.run"}
+_HOMES = {"load_scenario": "sim.scenario", "simulate": "sim.run", "sweep": "sim.sweep"}
 
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sim' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    return getattr(import_module(home), name)
+    module = import_module(home)
+    if home == f"{__name__}.{name}":  # Python has now bound the name to the module, which can be called.
+        return module
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -6,12 +6,14 @@ Everything here is choice and wiring; what the parts do stands in their own file
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 import sim.scenario as scenarios
+from sim import scenario_schema
 from sim.content import SegmentContent
 from sim.core.request import RUNNING, Content, Request
 from sim.core.scheduler import Scheduler
@@ -19,9 +21,12 @@ from sim.core.settings import DraftLength, Rules, Settings
 from sim.device import Device, StepTimer, TokenTree
 from sim.drafter_pool import DrafterPool
 from sim.engine import Engine, OutsideEvent, RequestNeverFits
-from sim.models.acceptance import AcceptanceModel, Geometric, PerPosition, Replay, read_accepted_lengths
-from sim.models.memory import BatchLimits, NoRoomForKV, plan_memory
+from sim.models.acceptance import AcceptanceModel, Geometric, Replay, read_accepted_lengths
+from sim.models.acceptance_models import acceptance_model
+from sim.models.acceptance_profiles import ACCEPTANCE_PROFILES
+from sim.models.memory import BatchLimits, NoRoomForKV, drafter_outside_bytes, plan_memory
 from sim.models.shapes import kv_dtype_bytes
+from sim.models.step_timers import Jittered, Watched
 from sim.models.timing import NO_COST, StepCost, StepShape, TimingModel, TimingParams, capture_sizes
 from sim.observers.invariants import Invariants
 from sim.observers.ledger import Ledger
@@ -37,13 +42,16 @@ from sim.scenario_errors import Problem
 from workloads import arrivals
 from workloads.closed_loop import ClosedLoop
 from workloads.conversations import Conversations
-from workloads.lengths import Fixed
+from workloads.joint import Copula, JointRequests, Resampled
+from workloads.lengths import Lengths
 from workloads.open_loop import OpenLoop
 from workloads.prompts import SharedPrefixes
 from workloads.sessions import Sessions, SingleRequests
+from workloads.sharegpt import ShareGPT
 from workloads.spec import RequestSpec, Workload
 from workloads.streams import uniforms
-from workloads.traces import Trace
+from workloads.tenants import Tenants, tenant_seed
+from workloads.traces import Columns, Format, Trace, TraceError, detect_format
 
 _DRAWS: Final = 256
 
@@ -111,6 +119,10 @@ class Simulation:
         """In all, where known beforehand."""
         self.invariants: Invariants | None = None
         self.drafter_pool: DrafterPool | None = None
+        self.block_bytes = 0
+        """Bytes of one block of the pool on one rank: the target's KV, and the drafter's where it lives in there."""
+        self.drafter_outside_bytes_per_request = 0
+        """Bytes that the drafter keeps of one request outside any pool, on one rank."""
 
     def add_observer(self, observer: Any) -> None:
         """Tell this observer as well; the ledger is told first, the laws are checked before those added here."""
@@ -176,7 +188,7 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     drafter = _drafter(scenario)
     settings = _settings(scenario, drafter, warnings)
     rules = _rules(scenario)
-    workload, num_requests = _workload(scenario)
+    workload, num_requests = _workload(scenario, warnings)
     acceptance = _acceptance(scenario)
     capacity = (settings.num_gpu_blocks - 1) * settings.block_size
     max_request_tokens = _max_request_tokens(settings, rules.reservation.exact, capacity)
@@ -194,7 +206,7 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     tree = None if widths is None else TokenTree(scenario.seed, widths)
     engine = Engine(
         scheduler,
-        Device(timer, acceptance, pool, tree),
+        Device(_with_jitter(scenario, timer), acceptance, pool, tree),
         workload,
         content,
         async_scheduling=settings.async_scheduling,
@@ -208,6 +220,8 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     )
     ledger = Ledger(settings.num_gpu_blocks, settings.block_size)
     simulation = Simulation(engine, ledger, settings, warnings, num_requests)
+    simulation.block_bytes = block_bytes(scenario)
+    simulation.drafter_outside_bytes_per_request = _outside_bytes(scenario, settings)
     simulation.add_observer(ledger)
     if pool is not None:
         simulation.drafter_pool = pool
@@ -239,7 +253,9 @@ def _settings(scenario: Scenario, drafter: Drafter, warnings: list[str]) -> Sett
     max_num_scheduled_tokens = engine.max_num_batched_tokens
     if not PRESETS[engine.preset].draft_slots_per_request:
         max_num_scheduled_tokens -= draft_slots * engine.max_num_seqs
-    in_blocks = scenarios.drafter_kv(scenario).in_target_blocks
+    looks_ahead = engine.policies.lookahead
+    if looks_ahead is None:
+        looks_ahead = traits.lookahead and scenarios.drafter_kv(scenario).in_target_blocks
     return Settings(
         num_gpu_blocks=_num_gpu_blocks(scenario) if engine.num_gpu_blocks is None else engine.num_gpu_blocks,
         block_size=engine.block_size,
@@ -254,9 +270,7 @@ def _settings(scenario: Scenario, drafter: Drafter, warnings: list[str]) -> Sett
         async_scheduling=engine.async_scheduling,
         num_speculative_tokens=num_speculative_tokens,
         num_speculative_tokens_per_batch_size=tuple((row[0], row[1], row[2]) for row in rows or ()),
-        num_lookahead_tokens=(
-            drafter.num_lookahead_tokens(num_speculative_tokens) if traits.lookahead and in_blocks else 0
-        ),
+        num_lookahead_tokens=(drafter.num_lookahead_tokens(num_speculative_tokens) if looks_ahead else 0),
         draft_slots=draft_slots,
         drop_last_hit_block=drafter.drop_last_hit_block and last_hit == DROP_BLOCK,
         hit_margin_tokens=1 if drafter.drop_last_hit_block and last_hit == DROP_TOKEN else 0,
@@ -292,11 +306,67 @@ def _draft_length(scenario: Scenario, timer: StepTimer) -> DraftLength | None:
         shape.num_reqs = shape.decode_reqs = shape.num_draft_reqs = requests
         shape.num_tokens = shape.decode_tokens = shape.num_sampled_tokens = requests * (1 + num_drafts)
         shape.decode_kv_tokens = sum(contexts)
+        shape.decode_qk_pairs = shape.decode_kv_tokens * (1 + num_drafts)
         shape.max_decode_kv_tokens = max(contexts)
         shape.num_spec_tokens = num_drafts
         return timer.step_cost(shape).total
 
     return BestByCost(speculation.num_speculative_tokens, step_ns)
+
+
+def block_bytes(scenario: Scenario) -> int:
+    """Bytes of one block of the pool on one rank: the target's KV, and the drafter's where it lives in there."""
+    engine = scenario.engine
+    element = kv_dtype_bytes(engine.kv_cache_dtype, scenarios.weight_dtype(scenario))
+    token = scenarios.target_shape(scenario).kv_bytes_per_token(element, engine.tensor_parallel_size)
+    drafter = scenarios.drafter(scenario)
+    if drafter is not None and scenarios.drafter_kv(scenario).in_target_blocks:
+        token += drafter.kv_bytes_per_token(element, engine.tensor_parallel_size)
+    return engine.block_size * token
+
+
+def drafter_block_bytes(scenario: Scenario) -> int:
+    """Bytes of one block of a drafter's own pool on one rank; 0 if it has none."""
+    engine = scenario.engine
+    drafter = scenarios.drafter(scenario)
+    if drafter is None or not scenarios.drafter_kv(scenario).own_pool:
+        return 0
+    element = kv_dtype_bytes(engine.kv_cache_dtype, scenarios.weight_dtype(scenario))
+    return engine.block_size * drafter.kv_bytes_per_token(element, engine.tensor_parallel_size)
+
+
+def pool_bytes(scenario: Scenario) -> int | None:
+    """Bytes of `engine.num_gpu_blocks` and of a drafter's own pool beside it, on one rank; None if the card decides."""
+    engine = scenario.engine
+    if engine.num_gpu_blocks is None:
+        return None
+    own = drafter_block_bytes(scenario)
+    blocks = engine.policies.drafter_pool_blocks
+    if own and blocks is None:
+        blocks = _default_drafter_blocks(scenarios.drafter_kv(scenario), engine.num_gpu_blocks)
+    return engine.num_gpu_blocks * block_bytes(scenario) + (blocks or 0) * own
+
+
+def blocks_in(scenario: Scenario, kv_bytes: int) -> int:
+    """Most blocks of the pool that fit so many bytes, beside the drafter's own pool if the scenario has one."""
+    own = drafter_block_bytes(scenario)
+    if own and scenario.engine.policies.drafter_pool_blocks is not None:
+        return (kv_bytes - scenario.engine.policies.drafter_pool_blocks * own) // block_bytes(scenario)
+    share = 0.1 if scenarios.drafter_kv(scenario).freed_after_verification else 1.0
+    return int(kv_bytes / (block_bytes(scenario) + share * own))
+
+
+def _outside_bytes(scenario: Scenario, settings: Settings) -> int:
+    engine = scenario.engine
+    kind = scenarios.drafter_kv(scenario)
+    return drafter_outside_bytes(
+        scenarios.target_shape(scenario),
+        scenarios.drafter(scenario),
+        settings.num_speculative_tokens,
+        kv_outside=not kind.in_target_blocks and not kind.own_pool,
+        kv_element_bytes=kv_dtype_bytes(engine.kv_cache_dtype, scenarios.weight_dtype(scenario)),
+        tp=engine.tensor_parallel_size,
+    )
 
 
 def _drafter_pool(scenario: Scenario, settings: Settings) -> DrafterPool | None:
@@ -308,10 +378,11 @@ def _drafter_pool(scenario: Scenario, settings: Settings) -> DrafterPool | None:
     num_blocks = engine.policies.drafter_pool_blocks
     if num_blocks is None:
         num_blocks = _default_drafter_blocks(kind, settings.num_gpu_blocks)
-    element = kv_dtype_bytes(engine.kv_cache_dtype, engine.dtype)
-    block_bytes = settings.block_size * drafter.kv_bytes_per_token(element, engine.tensor_parallel_size)
     return DrafterPool(
-        num_blocks, settings.block_size, block_bytes, freed_after_verification=kind.freed_after_verification
+        num_blocks,
+        settings.block_size,
+        drafter_block_bytes(scenario),
+        freed_after_verification=kind.freed_after_verification,
     )
 
 
@@ -329,7 +400,7 @@ def _num_gpu_blocks(scenario: Scenario) -> int:
             scenarios.target_shape(scenario),
             limits=BatchLimits(engine.max_num_seqs, engine.max_num_batched_tokens),
             tp=engine.tensor_parallel_size,
-            dtype=engine.dtype,
+            dtype=scenarios.weight_dtype(scenario),
             kv_cache_dtype=engine.kv_cache_dtype,
             block_size=engine.block_size,
             gpu_memory_utilization=engine.gpu_memory_utilization,
@@ -340,8 +411,7 @@ def _num_gpu_blocks(scenario: Scenario) -> int:
         raise _refused(scenario, "engine.num_gpu_blocks", str(error), "a larger card, or num_gpu_blocks") from None
     if not kind.own_pool or drafter is None:
         return max(plan.num_gpu_blocks, 2)
-    element = kv_dtype_bytes(engine.kv_cache_dtype, engine.dtype)
-    drafter_block = engine.block_size * drafter.kv_bytes_per_token(element, engine.tensor_parallel_size)
+    drafter_block = drafter_block_bytes(scenario)
     if engine.policies.drafter_pool_blocks is not None:
         left = plan.kv_bytes - engine.policies.drafter_pool_blocks * drafter_block
         num_gpu_blocks = left // plan.block_bytes
@@ -377,7 +447,7 @@ def _check_requests(scenario: Scenario, workload: Workload, max_prompt_tokens: i
             continue
         what = f"request {spec.index} has a prompt of {spec.num_prompt_tokens} tokens and {spec.max_tokens} of output"
         if trace is not None:
-            what += f" (row {spec.index + 1} of {trace.path})"
+            what += f" (number {spec.index + 1} of {trace.path})"
         if spec.num_prompt_tokens > max_prompt_tokens:
             reason = f"{what}; no prompt of more than {max_prompt_tokens} can be served"
         else:
@@ -388,18 +458,59 @@ def _check_requests(scenario: Scenario, workload: Workload, max_prompt_tokens: i
         raise _refused(scenario, key, reason, "a larger pool or model length, or a workload with shorter requests")
 
 
-def _workload(scenario: Scenario) -> tuple[Workload, int | None]:
+def _workload(scenario: Scenario, warnings: list[str]) -> tuple[Workload, int | None]:
     given = scenario.workload
     if given.trace is not None:
-        trace = Trace(
-            scenarios.trace_path(scenario),
-            given.trace.format,
-            time_scale=given.trace.time_scale,
-            max_requests=given.trace.max_requests,
+        return _trace(scenario, given.trace, warnings)
+    if given.tenants is not None:
+        seeds = [tenant_seed(scenario.seed, number) for number in range(len(given.tenants))]
+        together = Tenants(
+            [
+                _synthetic(scenario, f"workload.tenants.{number}.synthetic", tenant.synthetic, seeds[number], warnings)
+                for number, tenant in enumerate(given.tenants)
+                if tenant.synthetic is not None
+            ]
         )
-        return trace, trace.check()
-    synthetic = given.synthetic
-    assert synthetic is not None
+        return together, together.num_requests
+    assert given.synthetic is not None
+    workload = _synthetic(scenario, "workload.synthetic", given.synthetic, scenario.seed, warnings)
+    return workload, workload.num_requests
+
+
+def _trace(scenario: Scenario, given: scenario_schema.Trace, warnings: list[str]) -> tuple[Workload, int | None]:
+    path = scenarios.trace_path(scenario)
+    format = _format(path, given)
+    if format == "sharegpt":
+        conversations = _sharegpt(scenario, "workload.trace", path, given, scenarios.think_ms(given.think_time_s))
+        process = given.arrivals
+        if process is None:
+            process = scenario_schema.SHAREGPT_ARRIVALS
+            warnings.append(
+                "workload.trace.arrivals: the trace has no times; 4 conversations begin a second, at random"
+            )
+        _tell_left_out(warnings, "workload.trace", conversations.left_out)
+        workload = _started(conversations, process, scenario.seed)
+        return workload, workload.num_requests
+    for key in ("arrivals", "think_time_s", "tokenizer"):
+        if getattr(given, key):
+            raise _refused(scenario, f"workload.trace.{key}", f"has no meaning with format {format}", "only sharegpt")
+    trace = Trace(
+        path,
+        format,
+        time_scale=given.time_scale,
+        max_requests=given.max_requests,
+        block_tokens=given.block_tokens,
+        columns=_columns(given),
+        skip_bad_rows=given.skip_bad_rows,
+    )
+    count = trace.check()
+    _tell_left_out(warnings, "workload.trace", trace.left_out)
+    return trace, count
+
+
+def _synthetic(
+    scenario: Scenario, section: str, synthetic: scenario_schema.Synthetic, seed: int, warnings: list[str]
+) -> Workload:
     shared = None
     if synthetic.shared_prefix is not None:
         prefix = synthetic.shared_prefix
@@ -407,36 +518,97 @@ def _workload(scenario: Scenario) -> tuple[Workload, int | None]:
     prompts = scenarios.lengths(synthetic.prompt_tokens)
     outputs = scenarios.lengths(synthetic.output_tokens)
     sessions: Sessions
-    if synthetic.conversations is None:
-        sessions = SingleRequests(scenario.seed, synthetic.num_requests, prompts, outputs, shared)
+    if synthetic.lengths_from is not None:
+        pairs = _pairs(scenario, section, synthetic.lengths_from, warnings)
+        sessions = JointRequests(seed, synthetic.num_requests, pairs, shared)
+    elif synthetic.length_correlation:
+        copula = Copula(prompts, outputs, synthetic.length_correlation)
+        sessions = JointRequests(seed, synthetic.num_requests, copula, shared)
+    elif synthetic.conversations is None:
+        sessions = SingleRequests(seed, synthetic.num_requests, prompts, outputs, shared)
     else:
         talk = synthetic.conversations
-        think_ms = round(talk.think_time_s * 1e3)
+        first = talk.first_prompt_tokens
         try:
             sessions = Conversations(
-                scenario.seed,
+                seed,
                 synthetic.num_requests,
                 scenarios.lengths(talk.turns),
                 prompts,
                 outputs,
                 shared,
-                Fixed(think_ms) if think_ms else None,
+                scenarios.think_ms(talk.think_time_s),
                 talk.max_context_tokens,
+                None if first is None else scenarios.lengths(first),
             )
         except ValueError as error:
-            raise _refused(
-                scenario, "workload.synthetic.conversations", str(error), "lengths that fit the context"
-            ) from None
-    process = synthetic.arrivals
-    workload: Workload
-    if process.process == "closed_loop":
-        workload = ClosedLoop(sessions, process.concurrency)
-    else:
-        workload = OpenLoop(sessions, _arrivals(process), scenario.seed)
-    num_requests = workload.num_requests
+            raise _refused(scenario, f"{section}.conversations", str(error), "lengths that fit the context") from None
+    workload = _started(sessions, synthetic.arrivals, seed)
     if synthetic.priority is not None:
-        workload = Prioritised(workload, scenario.seed, synthetic.priority.levels, synthetic.priority.weights)
-    return workload, num_requests
+        return Prioritised(workload, seed, synthetic.priority.levels, synthetic.priority.weights)
+    return workload
+
+
+def _started(sessions: Sessions, process: Any, seed: int) -> Workload:
+    if process.process == "closed_loop":
+        return ClosedLoop(sessions, process.concurrency)
+    return OpenLoop(sessions, _arrivals(process), seed)
+
+
+def _pairs(scenario: Scenario, section: str, given: scenario_schema.TraceFile, warnings: list[str]) -> Resampled:
+    path = scenarios.lengths_path(scenario, given, section)
+    format = _format(path, given)
+    left_out: dict[str, int]
+    if format == "sharegpt":
+        conversations = _sharegpt(scenario, f"{section}.lengths_from", path, given, None)
+        pairs, left_out = Resampled(conversations.lengths()), conversations.left_out
+    else:
+        trace = Trace(
+            path,
+            format,
+            max_requests=given.max_requests,
+            columns=_columns(given),
+            skip_bad_rows=given.skip_bad_rows,
+        )
+        pairs, left_out = Resampled(trace.lengths()), trace.left_out
+    _tell_left_out(warnings, f"{section}.lengths_from", left_out)
+    return pairs
+
+
+def _sharegpt(
+    scenario: Scenario, section: str, path: Path, given: scenario_schema.TraceFile, think_ms: Lengths | None
+) -> ShareGPT:
+    try:
+        return ShareGPT(
+            path,
+            seed=scenario.seed,
+            max_conversations=given.max_requests,
+            tokenizer=given.tokenizer,
+            think_ms=think_ms,
+            max_context_tokens=scenario.engine.max_model_len,
+            skip_bad_rows=given.skip_bad_rows,
+        )
+    except TraceError:
+        raise
+    except ValueError as error:
+        raise _refused(scenario, f"{section}.tokenizer", str(error), "null, or a tokenizer that is installed") from None
+
+
+def _format(path: Path, given: scenario_schema.TraceFile) -> Format:
+    if given.format != "auto":
+        return given.format
+    return detect_format(path) if given.columns is None else "columns"
+
+
+def _columns(given: scenario_schema.TraceFile) -> Columns | None:
+    named = given.columns
+    return None if named is None else Columns(named.arrival, named.prompt_tokens, named.output_tokens, named.unit)
+
+
+def _tell_left_out(warnings: list[str], key: str, left_out: Mapping[str, int]) -> None:
+    if left_out:
+        listed = "; ".join(f"{reason}: {count}" for reason, count in left_out.items())
+        warnings.append(f"{key}: {sum(left_out.values())} rows left out ({listed})")
 
 
 def _arrivals(process: Any) -> arrivals.Arrivals:
@@ -446,6 +618,10 @@ def _arrivals(process: Any) -> arrivals.Arrivals:
         return arrivals.Gamma(process.rate, process.burstiness)
     if process.process == "constant":
         return arrivals.Constant(process.rate)
+    if process.process == "on_off":
+        return arrivals.OnOff(process.on_rate, process.on_s, process.off_s, process.off_rate, process.regular)
+    if process.process == "piecewise":
+        return arrivals.Piecewise([(row[0], row[1]) for row in process.rates], process.repeat_s)
     return arrivals.AllAtOnce()
 
 
@@ -454,10 +630,22 @@ def _acceptance(scenario: Scenario) -> AcceptanceModel | None:
     given = scenario.acceptance
     if speculation is None or given is None:
         return None
+    k = speculation.num_speculative_tokens
     if given.model == "geometric":
-        return Geometric(scenario.seed, given.rate, max(speculation.num_speculative_tokens, 64))
-    if given.model == "per_position":
-        return PerPosition(scenario.seed, given.rates, given.convention)
+        return Geometric(scenario.seed, given.rate, max(k, 64))
+    if given.model != "replay":
+        section = given.model_dump()
+        if given.model == "profile":
+            section = dict(ACCEPTANCE_PROFILES[given.name].section)
+        try:
+            model = acceptance_model(section, scenario.seed)
+        except ValueError as error:
+            raise _refused(scenario, "acceptance", str(error), "parameters that fit each other") from None
+        longest = int(getattr(model, "max_run", k))
+        if longest < k:
+            reason = f"accepts at most {longest} drafts, and num_speculative_tokens is {k}"
+            raise _refused(scenario, "acceptance.model", reason, f"rates for {k} or more drafts")
+        return model
     path = scenarios.replay_path(scenario)
     drafter = given.drafter or ("ngram" if speculation.method.startswith("ngram") else "eagle3")
     try:
@@ -473,13 +661,20 @@ def _timer(scenario: Scenario, settings: Settings, warnings: list[str]) -> StepT
     card = scenarios.card(scenario)
     if not card.calibrated:
         warnings.append(f"hardware: {card.name} is not calibrated; its step times follow from its datasheet")
+    calibration = scenarios.calibration(scenario)
+    if card.calibrated and calibration.card != card.name:
+        warnings.append(
+            f"timing.calibration: {calibration.name} was fitted on {calibration.card}; its shares of the peaks are put on "
+            f"{card.name}'s datasheet"
+        )
     k = settings.num_speculative_tokens
     captured = capture_sizes(settings.max_num_seqs, settings.max_num_batched_tokens, k) if timing.cuda_graphs else ()
-    return TimingModel(
+    model = TimingModel(
         scenarios.target_shape(scenario),
         card,
+        calibration,
         scenario.engine.tensor_parallel_size,
-        scenario.engine.dtype,
+        scenarios.weight_dtype(scenario),
         scenario.engine.kv_cache_dtype,
         scenarios.drafter(scenario),
         captured,
@@ -489,7 +684,24 @@ def _timer(scenario: Scenario, settings: Settings, warnings: list[str]) -> StepT
             per_sampled_token_us=timing.per_sampled_token_us,
             draft_step_us=timing.draft_step_us,
             draft_round_us=timing.draft_round_us,
+            attention_kernel=timing.attention_kernel,
         ),
+    )
+    return Watched(model, warnings.append)
+
+
+def _with_jitter(scenario: Scenario, timer: StepTimer) -> StepTimer:
+    jitter = scenario.timing.jitter
+    if jitter is None:
+        return timer
+    residuals = scenarios.calibration(scenario).residuals if jitter.model == "residuals" else ()
+    return Jittered(
+        timer,
+        scenario.seed,
+        sigma=jitter.sigma if jitter.model == "lognormal" else 0.0,
+        residuals=residuals,
+        stall_rate=jitter.stalls_per_1000_steps / 1000,
+        stall_ns=round(jitter.stall_ms * 1e6),
     )
 
 
@@ -550,4 +762,14 @@ def _refused(scenario: Scenario, key: str, reason: str, allowed: str) -> Scenari
     return ScenarioError([Problem(reason, key, value, allowed, file=label)], label)
 
 
-__all__ = ["FixedStep", "Prioritised", "RequestNeverFits", "Simulation", "build"]
+__all__ = [
+    "FixedStep",
+    "Prioritised",
+    "RequestNeverFits",
+    "Simulation",
+    "block_bytes",
+    "blocks_in",
+    "build",
+    "drafter_block_bytes",
+    "pool_bytes",
+]

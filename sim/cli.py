@@ -16,10 +16,17 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 import typer
 
 from sim import __version__
+from sim.commands.acceptance import app as _acceptance
 from sim.commands.again import blockmap as _blockmap
 from sim.commands.again import explain as _explain
 from sim.commands.again import timeline as _timeline
+from sim.commands.calibrate import app as _calibrate
+from sim.commands.compare import compare as _compare
 from sim.commands.conform import conform as _conform
+from sim.commands.sweep import sweep as _sweep
+from sim.commands.tune import capacity as _capacity
+from sim.commands.tune import tune as _tune
+from sim.commands.workload import app as _workload
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
@@ -105,6 +112,10 @@ def run(
         "results"
     ),
     check: Annotated[bool, typer.Option("--check", help="Hold laws 1 to 6 at every record; slower.")] = False,
+    shadow: Annotated[
+        bool,
+        typer.Option("--shadow", help="Check by shadow execution that every read finds the right writes; needs torch."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary alone, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; print where the results are.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run it anew even if its results are there.")] = False,
@@ -129,8 +140,8 @@ def run(
     if against or seeds is not None:
         from sim.commands.against import run_against
 
-        if check or force:
-            _fail("--check and --force are for single runs, and have no meaning with --against", _BAD_INPUT)
+        if check or force or shadow:
+            _fail("--check, --shadow and --force are for single runs, and have no meaning with --against", _BAD_INPUT)
         run_against(
             scenario,
             overrides or (),
@@ -148,7 +159,7 @@ def run(
 
     try:
         with ProgressBar(shown=not quiet) as bar:
-            result = simulate(scenario, overrides or (), out=out, check=check, force=force, watch=bar)
+            result = simulate(scenario, overrides or (), out=out, check=check, force=force, shadow=shadow, watch=bar)
     except BAD_INPUT as error:
         _fail(str(error), _BAD_INPUT)
     except RunFailed as error:
@@ -165,6 +176,15 @@ def run(
         print(result.folder)
     else:
         show_summary(result)
+    if shadow:
+        found = result.manifest["shadow"]
+        print(
+            f"shadow execution: {found['num_reads']:,} reads of {found['num_writes']:,} writes, {found['num_findings']} wrong"
+        )
+        for finding in found["findings"][:10]:
+            print(f"  {finding}")
+        if found["num_findings"]:
+            raise SystemExit(_FAILED)
     if result.manifest["stopped_by"] == "interrupt":
         _fail(f"interrupted; the results so far are in {result.folder}, marked incomplete", _INTERRUPTED)
 
@@ -221,6 +241,17 @@ app.command(epilog="Example:\n\n    speckv timeline results/quickstart/ID -o run
 app.command(epilog="Example:\n\n    speckv blockmap results/quickstart/ID -o blocks.png --from 1 --to 3")(
     _interruptible(_blockmap)
 )
+
+
+app.add_typer(_calibrate, name="calibrate")
+app.add_typer(_workload, name="workload")
+app.add_typer(_acceptance, name="acceptance")
+
+
+app.command(epilog="Example:\n\n    speckv sweep small --jobs 2")(_interruptible(_sweep))
+app.command(epilog="Example:\n\n    speckv tune quickstart --k 0:8 --by-batch-size")(_interruptible(_tune))
+app.command(epilog="Example:\n\n    speckv capacity quickstart --attainment 0.95")(_interruptible(_capacity))
+app.command(epilog="Example:\n\n    speckv compare results/with/ID results/without/ID")(_interruptible(_compare))
 
 
 @app.command()

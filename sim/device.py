@@ -8,8 +8,9 @@ and models; no clock and no scheduler.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+from sim.core.crash import EngineCrash
 from sim.core.request import RUNNING, Request
 from sim.drafter_pool import DrafterPool
 from sim.models.timing import StepCost, StepShape
@@ -121,12 +122,13 @@ class Device:
         num_running = batch.num_running_frames
         decode_reqs = decode_tokens = decode_kv = longest = 0
         prefills = prefill_tokens = prefill_kv = pairs = 0
+        verify_pairs = longest_prefill = 0
         sampled_rows = sampling = 0
         number = 0
+        requests = cast("list[SimulatedRequest]", batch.requests)
         for request, num_tokens, num_drafts, samples in zip(
-            batch.requests, batch.tokens, batch.drafts, batch.samples, strict=True
+            requests, batch.tokens, batch.drafts, batch.samples, strict=True
         ):
-            assert isinstance(request, SimulatedRequest)
             position = request.device_position if number < num_running else batch.computed[number]
             number += 1
             end = position + num_tokens
@@ -137,6 +139,7 @@ class Device:
                 decode_reqs += 1
                 decode_tokens += num_tokens
                 decode_kv += end
+                verify_pairs += num_tokens * end
                 if end > longest:
                     longest = end
             else:
@@ -144,7 +147,11 @@ class Device:
                 prefill_tokens += num_tokens
                 prefill_kv += end
                 pairs += num_tokens * position + (num_tokens * (num_tokens + 1)) // 2
+                if end > longest_prefill:
+                    longest_prefill = end
             if num_drafts and samples:
+                if num_drafts >= num_tokens:
+                    raise EngineCrash(f"request {request.id}: a frame of {num_tokens} tokens with {num_drafts} drafts")
                 output = end - num_drafts - request.num_prompt_tokens
                 runs = request.runs
                 if output >= len(runs):
@@ -166,6 +173,8 @@ class Device:
         shape.decode_tokens = decode_tokens
         shape.decode_kv_tokens = decode_kv
         shape.max_decode_kv_tokens = longest
+        shape.decode_qk_pairs = verify_pairs
+        shape.max_prefill_kv_tokens = longest_prefill
         shape.prefill_tokens = prefill_tokens
         shape.prefill_kv_tokens = prefill_kv
         shape.prefill_qk_pairs = pairs

@@ -3,9 +3,9 @@
 The only file that knows SimPy. It knows the scheduler and the device by what they are asked for, and tells observers;
 it reads no files and decides nothing that a scheduler decides. Time is integer nanoseconds.
 
-One iteration of the step loop is one turn of vLLM's engine core: take in what has arrived, schedule, launch; while fewer
-batches are in flight than the pipeline's depth, go on at once; else wait for the oldest and update from it. With a depth
-of one the scheduler's own time lies between two steps; with two it overlaps the step in flight.
+One iteration of the step loop is one turn of vLLM's engine core: take in what has arrived, schedule, launch; while
+fewer batches are in flight than the pipeline's depth, go on at once; else wait for the oldest and update from it. With a
+depth of one the scheduler's own time lies between two steps; with two it overlaps the step in flight.
 """
 
 from __future__ import annotations
@@ -230,11 +230,12 @@ class Engine:
                 continue
             if self._out_of_limits(tick):
                 return
-            launched = False
+            launched = preempted = False
             if scheduler.has_requests():
                 if self._schedule_ns:
                     yield env.timeout(self._schedule_ns)
                 batch = scheduler.schedule()
+                preempted = bool(batch.preempted)
                 for handler in scheduled_handlers:
                     handler(self.now, batch)
                 if batch.total_tokens > 0:
@@ -251,6 +252,8 @@ class Engine:
             if launched:
                 barren = 0
             if not in_flight:
+                if preempted:
+                    continue  # A request has made room, if only by leaving itself; the next schedule can go on.
                 if scheduler.requests and not self._inbox:
                     barren += 1
                     if self._expected == 0 and (not recurring or barren > _BARREN_EVENTS):

@@ -42,6 +42,8 @@ _POOL: Final = (
     ("res_cached", "cached", _GREY),
     ("res_free", "free", _PALE),
 )
+COLOURS: Final = {label: colour for _, label, colour in _POOL}
+"""By class of the account of reservations."""
 _SPECULATIVE: Final = ("res_placeholder", "res_garbage", "res_lookahead", "res_slack")
 _TOKENS: Final = ("num_prefill_tokens", "num_tokens", "num_draft_tokens", "num_accepted_tokens")
 _STATES: Final = (*(name for name, _, _ in _POOL), "content_garbage", "num_running", "num_waiting")

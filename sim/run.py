@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim import __version__, results
 from sim.build import RequestNeverFits, Simulation, build
-from sim.observers.metrics import Metrics
+from sim.observers.garbage import Garbage
+from sim.observers.metrics import Metrics, RequestRow
 from sim.observers.recorder import Recorder
-from sim.scenario import Scenario, ScenarioError, load_scenario, replay_path, trace_path
+from sim.scenario import Scenario, ScenarioError, length_files, load_scenario, replay_path, trace_path
 from sim.scenario_schema import Replay
 from workloads.traces import TraceError
 
@@ -85,12 +86,15 @@ def simulate(
     out: str | Path = "results",
     check: bool = False,
     force: bool = False,
+    shadow: bool = False,
     watch: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Run a scenario into `out/<name>/<id>/`, or find that it has been run there before.
 
     `scenario`: as `load_scenario` returns it, or what it takes, with `overrides` such as `"seed=3"`. `check` holds laws
     1 to 6 at every record. `force` runs it anew even if its results are there. `watch` is told every 200 steps.
+    `shadow` writes into every slot of a tensor who wrote it, and looks at every read whether the right writes are there
+    (`docs/gpu_backend.md`); it needs torch, and always runs anew. What it finds stands in the manifest.
     Ctrl-C ends the run at the next such moment; its results are then marked incomplete (`Result.complete`).
 
     Raises:
@@ -107,12 +111,13 @@ def simulate(
     digest = scenario.digest()
     folder = results.run_folder(Path(out), scenario.name or "scenario", digest, scenario.seed)
     inputs = _inputs(scenario)
-    if not force:
+    if not force and not shadow:
         manifest = results.find_complete(folder, digest, __version__, inputs, checked=check)
         if manifest is not None:
             _draw(scenario, folder, missing_only=True)
             return Result(folder, results.read_json(folder / results.SUMMARY), manifest, found=True)
     simulation = build(scenario, check=check)
+    shadowing = _shadow(simulation) if shadow else None
     manifest = {
         "schema_version": results.SCHEMA_VERSION,
         "name": scenario.name or "scenario",
@@ -148,6 +153,15 @@ def simulate(
         with suppress(OSError):  # Where there was no room for a table, there may be some for this.
             results.write_json(folder / results.MANIFEST, manifest)
         raise RunFailed(reason, folder) from error
+    if shadowing is not None:
+        manifest["shadow"] = {
+            "num_findings": shadowing.num_findings,
+            "findings": shadowing.findings,
+            "num_steps": shadowing.num_steps,
+            "num_writes": shadowing.num_writes,
+            "num_reads": shadowing.num_reads,
+            "num_reused_in_flight": shadowing.num_reused_in_flight,
+        }
     if failure is None and manifest["stopped_by"] != "interrupt":
         note = _draw(scenario, folder)
         if note is not None:
@@ -162,6 +176,17 @@ def simulate(
     return Result(folder, summary, manifest, found=False)
 
 
+def _shadow(simulation: Simulation) -> Any:
+    """Shadow execution of everything that the device does from now on."""
+    try:
+        from gpu_backend.shadow import Shadow
+    except ImportError as error:
+        raise results.ResultsError(f"shadow execution needs torch ({error}): pip install 'speckv[gpu]'") from None
+    shadow = Shadow(simulation.settings.num_gpu_blocks, simulation.settings.block_size)
+    simulation.add_observer(shadow)
+    return shadow
+
+
 def _run(
     scenario: Scenario,
     simulation: Simulation,
@@ -173,7 +198,6 @@ def _run(
 
     The manifest is written with how it ended, once before the picture is drawn.
     """
-    speculation = scenario.engine.speculative_config
     recorder = Recorder(
         folder,
         simulation.ledger,
@@ -185,14 +209,7 @@ def _run(
     interrupted = False
     began = time.perf_counter()
     try:
-        metrics = Metrics(
-            recorder.request_row,
-            num_speculative_tokens=0 if speculation is None else speculation.num_speculative_tokens,
-            slo_ttft_ms=scenario.slo.ttft_ms,
-            slo_tpot_ms=scenario.slo.tpot_ms,
-            slo_e2el_ms=scenario.slo.e2el_ms,
-        )
-        simulation.add_observer(metrics)
+        metrics, garbage = _measured(scenario, simulation, recorder.request_row)
         if scenario.output.steps:
             simulation.add_observer(recorder)
         with _interruptible() as stop:
@@ -224,31 +241,67 @@ def _run(
         manifest["stopped_by"] = (
             f"failure: {failure}" if isinstance(failure, Exception) else f"crash: {simulation.crash}"
         )
+    manifest["warnings"] = list(simulation.warnings)  # some are only known once it has run
     if simulation.stopped_by == "stalled":
         ids = ", ".join(request.id for request in simulation.stalled[:5])
         manifest["warnings"].append(
             f"{len(simulation.stalled)} requests can never be scheduled again, as in the engine that "
             f"{scenario.engine.preset} follows: {ids}{', ...' if len(simulation.stalled) > 5 else ''}"
         )
+    if simulation.stopped_by == "livelock":
+        manifest["warnings"].append(
+            f"{len(simulation.stalled)} requests run in circles: nothing was delivered for 100,000 steps, as it would be "
+            f"in the engine that {scenario.engine.preset} follows"
+        )
     manifest["complete"] = failure is None and manifest["stopped_by"] != "interrupt"
-    summary = summarise(metrics, simulation)
+    summary = summarise(metrics, simulation, garbage)
     results.write_json(folder / results.SUMMARY, summary)
     results.write_json(folder / results.MANIFEST, manifest)
     return summary, failure
 
 
-def summarise(metrics: Metrics, simulation: Simulation) -> dict[str, Any]:
+def _measured(
+    scenario: Scenario, simulation: Simulation, on_row: Callable[[RequestRow], None] | None
+) -> tuple[Metrics, Garbage | None]:
+    """What is measured of a run, told from now on; distributions where the scenario wants them."""
+    speculation = scenario.engine.speculative_config
+    garbage = Garbage(simulation.ledger, scenario.engine.block_size) if scenario.output.distributions else None
+    if garbage is not None:
+        simulation.add_observer(garbage)
+    metrics = Metrics(
+        on_row,
+        num_speculative_tokens=0 if speculation is None else speculation.num_speculative_tokens,
+        slo_ttft_ms=scenario.slo.ttft_ms,
+        slo_tpot_ms=scenario.slo.tpot_ms,
+        slo_e2el_ms=scenario.slo.e2el_ms,
+        room=None if garbage is None else garbage.room,
+    )
+    simulation.add_observer(metrics)
+    return metrics, garbage
+
+
+def summarise(metrics: Metrics, simulation: Simulation, garbage: Garbage | None = None) -> dict[str, Any]:
     """The content of `summary.json` (`docs/results.md`): nothing in it depends on the machine or the time of day."""
     scheduler, ledger = simulation.scheduler, simulation.ledger
+    slot_seconds = ledger.slot_seconds()
+    slot_bytes = simulation.block_bytes / simulation.settings.block_size
     return {
         "schema_version": results.SCHEMA_VERSION,
         **metrics.figures(),
         "prefix_cache_queries": scheduler.prefix_cache_queries,
         "prefix_cache_hits": scheduler.prefix_cache_hits,
         "kv_cache_usage_perc": {"mean": ledger.usage_mean(), "max": ledger.usage_max()},
-        "slot_seconds": ledger.slot_seconds(),
+        "num_gpu_blocks": simulation.settings.num_gpu_blocks,
+        "block_size": simulation.settings.block_size,
+        "block_bytes": simulation.block_bytes,
+        "slot_seconds": slot_seconds,
+        "byte_seconds": {name: seconds * slot_bytes for name, seconds in slot_seconds.items()},
         "content_slot_seconds": ledger.content_slot_seconds(),
         "stale_write_slots": ledger.stale_write_slots,
+        "moved_rows": simulation.moved_rows,
+        "drafter_pool": None if simulation.drafter_pool is None else simulation.drafter_pool.summary(),
+        "drafter_outside_bytes_per_request": simulation.drafter_outside_bytes_per_request,
+        "garbage": None if garbage is None else garbage.figures(),
     }
 
 
@@ -314,7 +367,10 @@ def _inputs(scenario: Scenario) -> list[dict[str, Any]]:
         files.append(trace_path(scenario))
     if isinstance(scenario.acceptance, Replay):
         files.append(replay_path(scenario))
+    files += length_files(scenario)
     beside = [] if scenario.file is None else [scenario.file.parent]
+    if scenario.timing.calibration is not None:
+        files += [path for folder in (*beside, Path()) if (path := folder / scenario.timing.calibration).is_file()][:1]
     models = [scenario.model]
     if scenario.engine.speculative_config is not None and scenario.engine.speculative_config.model is not None:
         models.append(scenario.engine.speculative_config.model)

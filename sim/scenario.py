@@ -8,6 +8,8 @@ Nothing but `ScenarioError` comes out of `load_scenario` for any file and any ov
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +18,15 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 import workloads.lengths
+from sim.calibration_schema import calibration_names, load_calibration, read_calibration
+from sim.models.calibration import Calibration
 from sim.models.hardware import Hardware, custom_hardware, hardware
 from sim.models.memory import batch_limits
 from sim.models.names import UnknownName
 from sim.models.shapes import DrafterShape, ModelShape, ShapeError, drafter_shape, load_shape
-from sim.policies.drafters import DRAFTERS
 from sim.policies.axes import DRAFTER_KV, RESERVATION, UNDO
 from sim.policies.drafter_kv import NOWHERE, DrafterKV
+from sim.policies.drafters import DRAFTERS
 from sim.policies.presets import PRESETS, TRAITS
 from sim.policies.reservation import WorstCase
 from sim.scenario_errors import Problem, ScenarioError, nearest_name
@@ -30,14 +34,19 @@ from sim.scenario_messages import problem_at, rename_aliases, translate
 from sim.scenario_schema import (
     Abort,
     Card,
+    ExponentialSeconds,
     FixedTokens,
     Geometric,
+    LognormalSeconds,
     LognormalTokens,
     PerPosition,
+    Profile,
     Replay,
     Scenario,
+    Seconds,
     Synthetic,
     Tokens,
+    TraceFile,
     UniformTokens,
 )
 from sim.scenario_source import MAX_BYTES, Source, apply_override, read_file
@@ -45,19 +54,29 @@ from sim.shipped import shipped_scenarios
 
 __all__ = [
     "ACCEPTANCE_RATES",
+    "NEEDS_SPECULATION",
     "Problem",
     "Scenario",
     "ScenarioError",
+    "calibration",
     "card",
     "check_fits",
     "drafter",
     "drafter_kv",
+    "length_files",
     "lengths",
+    "lengths_path",
     "load_scenario",
     "replay_path",
+    "resolved_scenario",
     "target_shape",
+    "think_ms",
     "trace_path",
+    "weight_dtype",
 ]
+
+NEEDS_SPECULATION: Final = ("tree_widths", "draft_length", "drafter_kv", "drafter_pool_blocks", "lookahead", "undo")
+"""Keys of `engine.policies` that have no meaning without `engine.speculative_config`."""
 
 ACCEPTANCE_RATES: Final[Mapping[str, float]] = {
     # EAGLE-3, Llama-3.1-8B on ShareGPT (SpecDecode-Bench): conditional rates .61 .63 .66 .70 .72.
@@ -84,7 +103,18 @@ def load_scenario(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Sc
     The scenario that comes back has no default left open but those that need the memory model (`num_gpu_blocks`).
     Raises ScenarioError with every problem found, and nothing else.
     """
-    source = read_file(_find_scenario(path_or_name))
+    return _loaded(read_file(_find_scenario(path_or_name)), overrides)
+
+
+def resolved_scenario(resolved: Mapping[str, Any], file: Path | None, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario that `Scenario.resolved` gave this of, with its file, from which paths in it count.
+
+    Raises ScenarioError as `load_scenario` does, so also where a release of speckv does not know a key any more.
+    """
+    return _loaded(Source(copy.deepcopy(dict(resolved)), file, {}), overrides)
+
+
+def _loaded(source: Source, overrides: Sequence[str]) -> Scenario:
     for override in overrides:
         apply_override(source, override)
     problems = rename_aliases(source)
@@ -123,6 +153,25 @@ def card(scenario: Scenario) -> Hardware:
         memory_gib=own.memory_gb,
         num_sms=own.num_sms,
     )
+
+
+def calibration(scenario: Scenario) -> Calibration:
+    """What the card's kernels reach: `timing.calibration`, else the card's own, else the one that stands in.
+
+    Raises ScenarioError for a name that is not known or a file that is wrong.
+    """
+    named = scenario.timing.calibration
+    if named is None:
+        return load_calibration(card(scenario).calibration)
+    if named in calibration_names():
+        return load_calibration(named)
+    found = _look_for(scenario, named)
+    return load_calibration(named) if found is None else read_calibration(found)
+
+
+def weight_dtype(scenario: Scenario) -> str:
+    """The type of the linear layers' weights."""
+    return scenario.engine.quantization or scenario.engine.dtype
 
 
 def target_shape(scenario: Scenario) -> ModelShape:
@@ -164,6 +213,38 @@ def trace_path(scenario: Scenario) -> Path:
     if trace is None:
         raise ValueError("the scenario has no workload.trace")
     return _existing(scenario, trace.path, "workload.trace.path")
+
+
+def lengths_path(scenario: Scenario, trace: TraceFile, section: str) -> Path:
+    """The file of a `lengths_from` in `section`. Raises ScenarioError if it is not there."""
+    return _existing(scenario, trace.path, f"{section}.lengths_from.path")
+
+
+def length_files(scenario: Scenario) -> list[Path]:
+    """The files that lengths are drawn from, of all tenants. Raises ScenarioError if one is not there."""
+    workload = scenario.workload
+    sections = [("workload.synthetic", workload.synthetic)]
+    for number, tenant in enumerate(workload.tenants or ()):
+        sections.append((f"workload.tenants.{number}.synthetic", tenant.synthetic))
+    return [
+        lengths_path(scenario, synthetic.lengths_from, section)
+        for section, synthetic in sections
+        if synthetic is not None and synthetic.lengths_from is not None
+    ]
+
+
+def think_ms(seconds: Seconds) -> workloads.lengths.Lengths | None:
+    """The distribution, in milliseconds, that a `Seconds` of the scenario describes; None for no time at all."""
+    if isinstance(seconds, ExponentialSeconds):
+        mean_ms = seconds.mean * 1e3
+        tail = [k / 64 for k in range(64)] + [1 - 2.0**-k for k in range(7, 40)]
+        points = [(p, max(1.0, -mean_ms * math.log1p(-p))) for p in tail]
+        return workloads.lengths.Quantiles([(p, min(ms, 2.0**31 - 1)) for p, ms in [*points, (1.0, points[-1][1])]])
+    if isinstance(seconds, LognormalSeconds):
+        most = max(1, round(seconds.max * 1e3))
+        return workloads.lengths.LogNormal(seconds.median * 1e3, seconds.sigma, 1, most)
+    ms = round(seconds * 1e3)
+    return workloads.lengths.Fixed(ms) if ms else None
 
 
 def replay_path(scenario: Scenario) -> Path:
@@ -357,11 +438,11 @@ class _Settling:
         """vLLM's defaults and checks: EngineArgs.get_batch_defaults, SchedulerConfig.verify_max_model_len."""
         engine = self.scenario.engine
         try:
-            shape.layer_linears(engine.tensor_parallel_size)
-            if engine.tensor_parallel_size > 1:
-                own_card.allreduce_for(engine.tensor_parallel_size)
+            shape.linears(engine.tensor_parallel_size)
+            shape.experts(engine.tensor_parallel_size)
         except ValueError as error:
             self.refuse("engine.tensor_parallel_size", str(error))
+        self._timing(own_card)
 
         longest = shape.max_position_embeddings
         max_model_len = engine.max_model_len
@@ -421,6 +502,23 @@ class _Settling:
                     f"{max_model_len}, which takes {needed}: vLLM would not start; requests that fit are simulated"
                 )
 
+    def _timing(self, own_card: Hardware) -> None:
+        timing, tp = self.scenario.timing, self.scenario.engine.tensor_parallel_size
+        if timing.jitter is not None and timing.fixed_step_ms is not None:
+            self.refuse("timing.jitter", "with fixed_step_ms every step takes exactly that", "null")
+        try:
+            forms = calibration(self.scenario).for_card(own_card)
+        except ScenarioError as error:
+            self.refuse("timing.calibration", "; ".join(str(problem) for problem in error.problems))
+            return
+        try:
+            if tp > 1:
+                forms.allreduce_for(tp)
+        except ValueError as error:
+            self.refuse("engine.tensor_parallel_size", str(error))
+        if timing.jitter is not None and timing.jitter.model == "residuals" and not forms.residuals:
+            self.refuse("timing.jitter.model", f"calibration {forms.name} has no residuals", "lognormal")
+
     def _speculation(self, shape: ModelShape) -> None:
         engine = self.scenario.engine
         speculation = engine.speculative_config
@@ -471,7 +569,7 @@ class _Settling:
             return
         undo = rules.undo if policies.undo is None else UNDO[policies.undo]
         if speculation is None:
-            for key in ("tree_widths", "draft_length", "drafter_kv", "drafter_pool_blocks", "undo"):
+            for key in NEEDS_SPECULATION:
                 if getattr(policies, key) not in (None, "fixed"):
                     self.refuse(f"{section}.{key}", "has no meaning without speculative_config", "null")
             return
@@ -541,14 +639,41 @@ class _Settling:
             )
 
     def _workload(self) -> None:
-        engine = self.scenario.engine
-        synthetic = self.scenario.workload.synthetic
-        if synthetic is None:
-            return
-        section = "workload.synthetic"
-        synthetic = self._settled_lengths(synthetic, engine.max_model_len)
-        workload = self.scenario.workload.model_copy(update={"synthetic": synthetic})
+        given = self.scenario.workload
+        update: dict[str, Any] = {}
+        if given.trace is not None:
+            self._trace_file("workload.trace", given.trace)
+        elif given.tenants is not None:
+            settled = []
+            for number, tenant in enumerate(given.tenants):
+                section = f"workload.tenants.{number}"
+                synthetic = self._one_synthetic(section, tenant.synthetic, tenant.profile)
+                settled.append(tenant.model_copy(update={"synthetic": synthetic, "profile": None}))
+            update["tenants"] = settled
+        else:
+            update["synthetic"] = self._one_synthetic("workload", given.synthetic, given.profile)
+            update["profile"] = None
+        workload = given.model_copy(update=update)
         self.scenario = self.scenario.model_copy(update={"workload": workload})
+
+    def _one_synthetic(self, section: str, synthetic: Synthetic | None, profile: Profile | None) -> Synthetic:
+        if profile is not None:
+            synthetic, section = profile.as_synthetic(), f"{section}.profile"
+        else:
+            section = f"{section}.synthetic"
+        assert synthetic is not None
+        synthetic = self._settled_lengths(synthetic, self.scenario.engine.max_model_len)
+        if synthetic.lengths_from is not None:
+            self._trace_file(f"{section}.lengths_from", synthetic.lengths_from)
+        self._check_synthetic(section, synthetic)
+        return synthetic
+
+    def _trace_file(self, section: str, trace: TraceFile) -> None:
+        if trace.columns is not None and trace.format not in ("auto", "columns"):
+            self.refuse(f"{section}.columns", f"has no meaning with format {trace.format}", "format: columns")
+
+    def _check_synthetic(self, section: str, synthetic: Synthetic) -> None:
+        engine = self.scenario.engine
         if synthetic.priority is not None and engine.scheduling_policy != "priority":
             self.refuse(f"{section}.priority", "has no meaning under fcfs", "engine.scheduling_policy: priority")
 
@@ -561,6 +686,8 @@ class _Settling:
             parts["shared_prefix.tokens"] = synthetic.shared_prefix.tokens
         if synthetic.conversations is not None:
             parts["conversations.turns"] = synthetic.conversations.turns
+            if synthetic.conversations.first_prompt_tokens is not None:
+                parts["conversations.first_prompt_tokens"] = synthetic.conversations.first_prompt_tokens
         for key, tokens in parts.items():
             try:
                 largest[key] = workloads.lengths.largest(lengths(tokens))
@@ -569,7 +696,8 @@ class _Settling:
         if len(largest) < len(parts):
             return
         prefix = largest.get("shared_prefix.tokens", 0)
-        prompt, output = largest["prompt_tokens"] + prefix, largest["output_tokens"]
+        prompt = largest.get("conversations.first_prompt_tokens", largest["prompt_tokens"]) + prefix
+        output = largest["output_tokens"]
         said = f"prompts of up to {prompt} tokens" + (f" ({prefix} of them shared prefix)" if prefix else "")
         if prompt >= engine.max_model_len:
             reason = f"{said} can be drawn, and vLLM refuses a prompt of max_model_len {engine.max_model_len} or more"
@@ -628,6 +756,8 @@ class _Settling:
         if synthetic.conversations is not None:
             conversations = synthetic.conversations
             changes: dict[str, Any] = {"turns": closed(conversations.turns, 0)}
+            if conversations.first_prompt_tokens is not None:
+                changes["first_prompt_tokens"] = closed(conversations.first_prompt_tokens, prefix)
             if conversations.max_context_tokens is None:
                 changes["max_context_tokens"] = max_model_len
             update["conversations"] = conversations.model_copy(update=changes)
@@ -639,7 +769,7 @@ class _Settling:
         count = None
         if synthetic is not None and synthetic.conversations is None:
             count = synthetic.num_requests
-        elif trace is not None:
+        elif trace is not None and trace.format not in ("auto", "sharegpt"):
             count = trace.max_requests
         for number, event in enumerate(self.scenario.events):
             if count is not None and isinstance(event, Abort) and event.request is not None and event.request >= count:

@@ -129,11 +129,11 @@ def problem_at(
     )
 
 
-def translate(error: ValidationError, source: Source) -> list[Problem]:
-    """Every error of pydantic's as a problem, in order of lines, overrides last."""
+def translate(error: ValidationError, source: Source, root: type[Section] = Scenario) -> list[Problem]:
+    """Every error of pydantic's as a problem, in order of lines, overrides last. `root`: what was validated."""
     problems: dict[tuple[str, str], Problem] = {}
     for details in error.errors(include_url=False):
-        problem = _one(details, source)
+        problem = _one(details, source, root)
         problems.setdefault((problem.key, problem.reason), problem)
     return sorted(problems.values(), key=lambda problem: (problem.override is not None, problem.line or 0))
 
@@ -153,21 +153,21 @@ def _key_path(location: Sequence[str | int], data: object) -> KeyPath:
     return tuple(path)
 
 
-def _one(details: ErrorDetails, source: Source) -> Problem:
+def _one(details: ErrorDetails, source: Source, root: type[Section]) -> Problem:
     kind, context = details["type"], details.get("ctx", {})
     path = _key_path(details["loc"], source.data)
     if kind == "missing":
-        field = _field(path, source.data)
+        field = _field(path, source.data, root)
         return problem_at(source, path, "is needed", "" if field is None else _allowed(field), shown=False)
     if kind == "extra_forbidden":
-        return _unknown_key(source, path)
+        return _unknown_key(source, path, root)
     if path and path not in _paths(source.data, path):  # a tag that ended the location
         path = path[:-1]
     if kind == "scenario":
         below = tuple(part for part in str(context["key"]).split(".") if part)
         return problem_at(source, path + below, str(context["reason"]), str(context["allowed"]))
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        sections = _sections_at(path, source.data)
+        sections = _sections_at(path, source.data, root)
         key = str(context["discriminator"]).strip("'\"")
         names = [name for section in sections for name in _choices(section.model_fields[key])]
         allowed = " or ".join(names) if len(names) < 3 else ", ".join(names)
@@ -177,9 +177,9 @@ def _one(details: ErrorDetails, source: Source) -> Problem:
         if kind == "union_tag_not_found":
             return problem_at(source, (*path, key), "is needed", allowed, shown=False)
         return problem_at(source, (*path, key), "is not known", allowed, nearest_name(str(value[key]), names))
-    field = _field(path, source.data)
+    field = _field(path, source.data, root)
     value = details["input"]
-    if field is None and path and isinstance(path[-1], int) and (sections := _sections_at(path, source.data)):
+    if field is None and path and isinstance(path[-1], int) and (sections := _sections_at(path, source.data, root)):
         return problem_at(source, path, _reason(kind, details, path, value), _mapping(sections))
     nearest = None
     if kind == "literal_error" and field is not None and isinstance(value, str):
@@ -195,12 +195,12 @@ def _paths(data: object, path: KeyPath) -> Iterator[KeyPath]:
     yield path
 
 
-def _unknown_key(source: Source, path: KeyPath) -> Problem:
+def _unknown_key(source: Source, path: KeyPath, root: type[Section]) -> Problem:
     key = str(path[-1])
     told = _NOT_SIMULATED.get(tuple(str(part) for part in path[:-1]), {}).get(key)
     if told is not None:
         return problem_at(source, path, f"is not a setting here: {told}")
-    candidates = _sections_at(path[:-1], source.data)
+    candidates = _sections_at(path[:-1], source.data, root)
     chosen = _chosen(candidates, path[:-1], source.data)
     others = [section for section in candidates if section is not chosen and key in section.model_fields]
     names = list(chosen.model_fields) if chosen is not None else []
@@ -377,9 +377,9 @@ def choice_of(section: type[Section]) -> str:
     return ""
 
 
-def _sections_at(path: KeyPath, data: object) -> list[type[Section]]:
+def _sections_at(path: KeyPath, data: object, root: type[Section]) -> list[type[Section]]:
     """The sections that may stand at ``path``, narrowed on the way by what the data has chosen."""
-    sections: list[type[Section]] = [Scenario]
+    sections: list[type[Section]] = [root]
     for part in path:
         chosen = _chosen(sections, (), data)
         if isinstance(part, str):
@@ -407,9 +407,9 @@ def _chosen(sections: Sequence[type[Section]], path: KeyPath, data: object) -> t
     return None
 
 
-def _field(path: KeyPath, data: object) -> FieldInfo | None:
+def _field(path: KeyPath, data: object, root: type[Section]) -> FieldInfo | None:
     """The field that ``path`` names, if it names one (not an entry of a list)."""
     if not path or not isinstance(path[-1], str):
         return None
-    chosen = _chosen(_sections_at(path[:-1], data), path[:-1], data)
+    chosen = _chosen(_sections_at(path[:-1], data, root), path[:-1], data)
     return None if chosen is None else chosen.model_fields.get(path[-1])

@@ -29,43 +29,68 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from sim.models.acceptance_profiles import ACCEPTANCE_PROFILES
 from sim.models.timing import TimingParams
+from workloads.fit import Points, StandIn
+from workloads.profiles import PROFILES
+from workloads.trace_formats import Format
 
 __all__ = [
+    "SHAREGPT_ARRIVALS",
     "SYNTHETIC_BY_DEFAULT",
     "Abort",
     "Acceptance",
+    "AcceptanceClass",
+    "AcceptanceProfile",
     "AllAtOnce",
+    "BetaRequests",
     "Card",
     "ClosedLoop",
     "Constant",
     "Conversations",
+    "Drift",
     "Engine",
     "Event",
+    "ExponentialSeconds",
     "FixedTokens",
     "Gamma",
     "Geometric",
+    "HiddenMarkov",
+    "Jitter",
     "Limits",
+    "LognormalSeconds",
     "LognormalTokens",
+    "MarkovSteps",
+    "MatchAndRun",
+    "Mixture",
+    "OnOff",
     "Output",
     "PerPosition",
-    "Policies",
+    "Piecewise",
     "Poisson",
+    "Policies",
     "Priority",
+    "Profile",
     "QuantileTokens",
     "Replay",
     "Reset",
     "Scenario",
+    "Seconds",
     "Section",
     "SharedPrefix",
     "Slo",
     "SpeculativeConfig",
     "Synthetic",
+    "Tenant",
     "Timing",
     "Tokens",
     "Trace",
+    "TraceColumns",
+    "TraceFile",
+    "Tree",
     "UniformTokens",
     "Workload",
+    "synthetic_from",
     "wrong",
 ]
 
@@ -299,6 +324,11 @@ class Policies(Section):
         description="Where the drafter's KV lives: nowhere, in the target's blocks, or in a pool of its own that is freed "
         "after each verification or kept with the request.",
     )
+    lookahead: bool | None = Field(
+        default=None,
+        description="Reserve K slots ahead of each frame for the KV that the drafter writes. null: as the preset, and "
+        "only where that KV lives in the target's blocks. To ask what the reservation alone costs.",
+    )
     drafter_pool_blocks: int | None = Field(
         default=None,
         ge=1,
@@ -347,6 +377,9 @@ class Engine(Section):
     )
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024, description="Cards that share the model.")
     dtype: Literal["bfloat16"] = Field(default="bfloat16", description="Weights and activations.")
+    quantization: Literal["fp8"] | None = Field(
+        default=None, description="fp8: the linear layers' weights and inputs, as vLLM's --quantization fp8. null: none."
+    )
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3"] = Field(
         default="auto", description="KV cache. auto: as dtype. fp8_e4m3 is the same as fp8."
     )
@@ -480,10 +513,189 @@ class Replay(Section):
     )
 
 
-Acceptance = Annotated[Geometric | PerPosition | Replay, Field(discriminator="model")]
+class BetaRequests(Section):
+    """Geometric within a request, with a rate of its own for each: Beta over requests."""
+
+    model: Literal["beta"]
+    alpha: float = Field(gt=0, le=1e9, description="Of the Beta; the mean rate is alpha / (alpha + beta).")
+    beta: float = Field(gt=0, le=1e9, description="Of the Beta.")
+
+
+class MarkovSteps(Section):
+    """What a step accepts depends on what the step before accepted, and on the request."""
+
+    model: Literal["markov"]
+    rates: list[list[Rate]] = Field(
+        min_length=2,
+        max_length=101,
+        description="A row for each number of drafts accepted before, 0 to K; in it K conditional rates. This K is the "
+        "model's own (docs/acceptance.md).",
+    )
+    first: list[Rate] | None = Field(
+        default=None, max_length=100, description="The rates of a request's first step. null: the average."
+    )
+    request_sigma: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="Standard deviation of what is added, for each request, to the logit of every rate.",
+    )
+
+    @model_validator(mode="after")
+    def _square(self) -> MarkovSteps:
+        k = len(self.rates) - 1
+        for number, row in enumerate(self.rates):
+            if len(row) != k:
+                raise wrong(
+                    f"row {number} has {len(row)} rates and there are {k + 1} rows", "rates", f"{k} rates a row"
+                )
+        if self.first is not None and len(self.first) != k:
+            raise wrong(f"{len(self.first)} rates for rows of {k}", "first", f"{k} rates")
+        return self
+
+
+class HiddenMarkov(Section):
+    """A hidden state moves along output positions; a verification accepts by the state where it stands."""
+
+    model: Literal["hidden_markov"]
+    transitions: list[list[Rate]] = Field(
+        min_length=1, max_length=100, description="From each state (rows) to each, from a position to the next."
+    )
+    rates: list[list[Rate]] = Field(
+        min_length=1, max_length=100, description="Conditional rates in each state; at least K of them."
+    )
+    start: list[Rate] | None = Field(
+        default=None, max_length=100, description="Probabilities of the first state. null: those of the long run."
+    )
+
+    @model_validator(mode="after")
+    def _fitting(self) -> HiddenMarkov:
+        n = len(self.transitions)
+        rows = [("transitions", number, row) for number, row in enumerate(self.transitions)]
+        rows += [("start", 0, self.start)] if self.start is not None else []
+        for key, number, row in rows:
+            if len(row) != n:
+                raise wrong(f"row {number} has {len(row)} entries for {n} states", key, f"{n} entries")
+            if abs(sum(row) - 1.0) > 1e-3:
+                raise wrong(f"row {number} adds up to {sum(row):g}", key, "probabilities that add up to 1")
+        if len(self.rates) != n:
+            raise wrong(f"{len(self.rates)} rows for {n} states", "rates", f"{n} rows")
+        for number, row in enumerate(self.rates):
+            if not row or len(row) != len(self.rates[0]):
+                raise wrong(f"row {number} has {len(row)} rates", "rates", "one or more rates, as many in each row")
+        return self
+
+
+class MatchAndRun(Section):
+    """N-gram drafting: a match is found or not, in bursts, and then runs on; without a match there is no draft."""
+
+    model: Literal["match_and_run"]
+    start: Rate = Field(description="Probability that a match begins at an output position after one without.")
+    again: Rate = Field(description="The same where a match has just ended.")
+    rates: list[Rate] = Field(
+        min_length=1,
+        max_length=1000,
+        description="Conditional rates along a match, the last for all that follows; a step does not start them anew.",
+    )
+
+
+class Drift(Section):
+    """One rate that changes along the request."""
+
+    model: Literal["drift"]
+    rate: float = Field(gt=0, lt=1, description="The conditional rate at the first token.")
+    slope: float = Field(ge=-20, le=20, description="logit(rate at position p) = logit(rate) + slope x ln(1 + p / 64).")
+
+
+class Tree(Section):
+    """A tree of drafts by level, as the depth that is accepted."""
+
+    model: Literal["tree"]
+    rates: list[Rate] = Field(
+        min_length=1, max_length=1000, description="Of a single candidate at each level; at least K levels."
+    )
+    widths: list[Annotated[int, Field(ge=1, le=10_000)]] = Field(
+        min_length=1,
+        max_length=1000,
+        description="Candidates of a node at each level, accepted independently: a level is passed with "
+        "1 - (1 - rate)^width. The rows that a tree costs are not simulated.",
+    )
+
+    @model_validator(mode="after")
+    def _levels(self) -> Tree:
+        if len(self.widths) != len(self.rates):
+            raise wrong(f"{len(self.widths)} widths for {len(self.rates)} rates", "widths", "one a level")
+        return self
+
+
+class AcceptanceProfile(Section):
+    """Figures that somebody published, by name; `speckv acceptance profiles` lists them."""
+
+    model: Literal["profile"]
+    name: str = Field(description="Its name.")
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ACCEPTANCE_PROFILES:
+            raise wrong("is not known", allowed=", ".join(ACCEPTANCE_PROFILES))
+        return value
+
+
+class AcceptanceClass(Section):
+    """One class of requests."""
+
+    weight: float = Field(ge=0, le=1e9, description="Its share of the requests, in proportion.")
+    acceptance: Annotated[
+        Geometric | PerPosition | BetaRequests | MarkovSteps | HiddenMarkov | MatchAndRun | Drift | Tree,
+        Field(discriminator="model"),
+    ] = Field(description="What its requests accept.")
+
+
+class Mixture(Section):
+    """Classes of requests; which one a request is of is drawn."""
+
+    model: Literal["mixture"]
+    classes: list[AcceptanceClass] = Field(min_length=1, max_length=100, description="The classes.")
+
+    @model_validator(mode="after")
+    def _some(self) -> Mixture:
+        if not sum(entry.weight for entry in self.classes) > 0:
+            raise wrong("no weight is above 0", "classes", "some weight above 0")
+        return self
+
+
+Acceptance = Annotated[
+    Geometric
+    | PerPosition
+    | Replay
+    | BetaRequests
+    | MarkovSteps
+    | HiddenMarkov
+    | MatchAndRun
+    | Drift
+    | Tree
+    | Mixture
+    | AcceptanceProfile,
+    Field(discriminator="model"),
+]
 
 
 # Times
+
+
+class Jitter(Section):
+    """Each step's time times a random factor with median 1, and rare stalls; drawn by step, from a stream of its own."""
+
+    model: Literal["lognormal", "residuals"] = Field(
+        default="lognormal",
+        description="lognormal: by sigma. residuals: drawn from what the calibration missed on held-out measurements.",
+    )
+    sigma: float = Field(
+        default=0.03, ge=0, le=2, description="Standard deviation of the factor's logarithm, for lognormal. A guess."
+    )
+    stalls_per_1000_steps: float = Field(default=0.0, ge=0, le=1000, description="How often a step stalls on average.")
+    stall_ms: float = Field(default=0.0, ge=0, le=1e6, description="What a stall adds.")
 
 
 class Timing(Section):
@@ -499,12 +711,30 @@ class Timing(Section):
     update_ms: float = Field(
         default=0.3, ge=0, le=1e6, description="Host time to take a step's results back. The default is a guess."
     )
-    per_layer_us: float = Field(default=_TIMING.per_layer_us, ge=0, le=1e9, description="Overhead a layer.")
-    per_step_us: float = Field(
-        default=_TIMING.per_step_us, ge=0, le=1e9, description="Overhead a step that the device waits for."
+    calibration: Path_ | None = Field(
+        default=None,
+        description="What the card's kernels reach: a name of scenarios/calibrations, or a YAML file as `speckv calibrate "
+        "fit` writes it. null: the card's own; where it has none, the H100's shares on its datasheet.",
     )
-    per_sampled_token_us: float = Field(
-        default=_TIMING.per_sampled_token_us, ge=0, le=1e9, description="Overhead a sampled or verified token."
+    attention_kernel: Literal["fa2", "fa3", "flashinfer"] | None = Field(
+        default=None,
+        description="fa2 (FlashAttention 2) does not split KV where a request has several query tokens, fa3 and flashinfer "
+        "do. null: the card's.",
+    )
+    per_layer_us: float | None = Field(
+        default=_TIMING.per_layer_us, ge=0, le=1e9, description="Overhead a layer. null: the calibration's."
+    )
+    per_step_us: float | None = Field(
+        default=_TIMING.per_step_us,
+        ge=0,
+        le=1e9,
+        description="Overhead a step that the device waits for. null: the calibration's.",
+    )
+    per_sampled_token_us: float | None = Field(
+        default=_TIMING.per_sampled_token_us,
+        ge=0,
+        le=1e9,
+        description="Overhead a sampled or verified token. null: the calibration's.",
     )
     draft_step_us: float | None = Field(
         default=_TIMING.draft_step_us,
@@ -526,6 +756,7 @@ class Timing(Section):
         description="Every step takes exactly this on the device, whatever is in it, and keys in us have no effect. "
         "For teaching, and for checks against queueing formulas (with schedule_ms and update_ms 0).",
     )
+    jitter: Jitter | None = Field(default=None, description="Random step times. null: a step costs what the model says.")
 
 
 # Workload
@@ -555,6 +786,56 @@ class Constant(Section):
     rate: float = Field(gt=0, le=1e6, description="Requests a second.")
 
 
+class OnOff(Section):
+    """Bursts: one rate while on, another while off, beginning on; Poisson within each."""
+
+    process: Literal["on_off"]
+    on_rate: float = Field(gt=0, le=1e6, description="Requests a second while on.")
+    off_rate: float = Field(default=0.0, ge=0, le=1e6, description="Requests a second while off.")
+    on_s: float = Field(gt=0, le=1e6, description="How long it is on, on average.")
+    off_s: float = Field(gt=0, le=1e6, description="How long it is off, on average.")
+    regular: bool = Field(
+        default=False,
+        description="true: each phase lasts exactly so long. false: exponential times (Markov-modulated Poisson).",
+    )
+
+
+class Piecewise(Section):
+    """A rate that changes by a table; Poisson at each time."""
+
+    process: Literal["piecewise"]
+    rates: list[list[float]] = Field(
+        min_length=1,
+        max_length=100_000,
+        description="Rows [from_s, requests a second]: from_s rises from 0; each rate holds until the next row.",
+    )
+    repeat_s: float | None = Field(
+        default=None, gt=0, le=_LATEST_S, description="When the table begins anew. null: the last rate holds for ever."
+    )
+
+    @model_validator(mode="after")
+    def _rising(self) -> Piecewise:
+        shape = "rows [from_s, rate], from_s rising from 0, rates from 0 to 1e6 and one above 0"
+        before = -1.0
+        for number, row in enumerate(self.rates):
+            if len(row) != 2:
+                raise wrong(f"row {number} has {len(row)} numbers", "rates", shape)
+            if row[0] <= before or (number == 0) != (row[0] == 0):
+                raise wrong(f"row {number} is from {row[0]:g} s on", "rates", shape)
+            if not 0 <= row[1] <= 1e6:
+                raise wrong(f"row {number} has the rate {row[1]:g}", "rates", shape)
+            before = row[0]
+        if not any(rate > 0 for _, rate in self.rates):
+            raise wrong("no rate is above 0", "rates", shape)
+        if self.repeat_s is None and self.rates[-1][1] == 0:
+            raise wrong(
+                "the last rate is 0, so the requests would never end", "rates", "a last rate above 0, or repeat_s"
+            )
+        if self.repeat_s is not None and self.repeat_s <= before:
+            raise wrong(f"the last row is from {before:g} s on", "repeat_s", f"above {before:g}")
+        return self
+
+
 class AllAtOnce(Section):
     """Everything at time 0."""
 
@@ -566,6 +847,42 @@ class ClosedLoop(Section):
 
     process: Literal["closed_loop"]
     concurrency: int = Field(ge=1, le=1_000_000, description="Requests (or conversations) under way at a time.")
+
+
+Arrivals = Annotated[
+    Poisson | Gamma | Constant | OnOff | Piecewise | AllAtOnce | ClosedLoop, Field(discriminator="process")
+]
+
+
+class ExponentialSeconds(Section):
+    """Exponential, rounded to milliseconds, at least one."""
+
+    distribution: Literal["exponential"]
+    mean: float = Field(gt=0, le=1e6, description="The mean.")
+
+
+class LognormalSeconds(Section):
+    """Log-normal, rounded to milliseconds, at least one, then cut off at max."""
+
+    distribution: Literal["lognormal"]
+    median: float = Field(gt=0, le=1e6, description="The median.")
+    sigma: float = Field(ge=0, le=20, description="Standard deviation of the natural logarithm.")
+    max: float = Field(default=86_400.0, gt=0, le=1e6, description="Larger draws become this.")
+
+
+def _kind_of_seconds(value: object) -> str:
+    kind = value.get("distribution") if isinstance(value, dict) else getattr(value, "distribution", None)
+    if kind == "exponential":
+        return "exponential"
+    return "lognormal" if kind is not None or isinstance(value, dict) else "(number)"
+
+
+Seconds = Annotated[
+    Annotated[float, Field(ge=0, le=1e6), Tag("(number)")]
+    | Annotated[ExponentialSeconds, Tag("exponential")]
+    | Annotated[LognormalSeconds, Tag("lognormal")],
+    Discriminator(_kind_of_seconds),
+]
 
 
 class SharedPrefix(Section):
@@ -580,7 +897,14 @@ class Conversations(Section):
     """Conversations: each turn's prompt repeats all that was said before. Then num_requests counts conversations."""
 
     turns: Tokens = Field(description="Turns of a conversation.")
-    think_time_s: float = Field(default=0.0, ge=0, le=1e6, description="From the end of an answer to the next turn.")
+    first_prompt_tokens: Tokens | None = Field(
+        default=None,
+        description="New tokens of the first turn, where it differs: an agent's task, before its tools' results. null: "
+        "prompt_tokens.",
+    )
+    think_time_s: Seconds = Field(
+        default=0.0, description="From the end of an answer to the next turn: a user's thought, or a tool's run."
+    )
     max_context_tokens: int | None = Field(
         default=None,
         ge=2,
@@ -614,15 +938,59 @@ def _bare_number_is_level(value: object) -> object:
     return {"levels": [value]} if type(value) is int else value
 
 
+class TraceColumns(Section):
+    """What the columns of a CSV, JSON lines or Parquet file are called, for format: columns."""
+
+    arrival: str = Field(min_length=1, max_length=200, description="Time of arrival.")
+    prompt_tokens: str = Field(min_length=1, max_length=200, description="Tokens of the prompt.")
+    output_tokens: str = Field(min_length=1, max_length=200, description="Tokens of the output.")
+    unit: Literal["s", "ms", "us", "ns", "iso"] = Field(
+        default="s", description="Of the arrivals; iso: YYYY-MM-DD hh:mm:ss, perhaps with decimals and a zone."
+    )
+
+    @model_validator(mode="after")
+    def _different(self) -> TraceColumns:
+        if len({self.arrival, self.prompt_tokens, self.output_tokens}) < 3:
+            raise wrong("two columns have the same name", allowed="three different names")
+        return self
+
+
+class TraceFile(Section):
+    """A recorded trace to take the lengths of."""
+
+    path: Path_ = Field(description="The file, looked for beside the scenario and then in the working directory.")
+    format: Literal["auto", Format] = Field(
+        default="auto", description="What each is stands in docs/workloads.md. auto: by the content."
+    )
+    columns: TraceColumns | None = Field(
+        default=None,
+        description="For format: columns. null: arrival_s (or _ms, _us, _ns), prompt_tokens and output_tokens.",
+    )
+    max_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000_000,
+        description="Only the first so many; with sharegpt, so many conversations. null: all.",
+    )
+    skip_bad_rows: bool = Field(
+        default=False, description="Leave out rows that cannot be used, and count them in a warning; false: refuse."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="For sharegpt: an encoding of tiktoken, or what AutoTokenizer of transformers takes. null: a token "
+        "for each four bytes.",
+    )
+
+
 class Synthetic(Section):
     """Requests drawn from distributions."""
 
     num_requests: int = Field(
         default=100, ge=1, le=10_000_000, description="How many; with `conversations`, how many conversations."
     )
-    arrivals: Annotated[Poisson | Gamma | Constant | AllAtOnce | ClosedLoop, Field(discriminator="process")] = Field(
-        default=Poisson(process="poisson", rate=4.0), description="When they come."
-    )
+    arrivals: Arrivals = Field(default=Poisson(process="poisson", rate=4.0), description="When they come.")
     prompt_tokens: Tokens = Field(
         default=LognormalTokens(distribution="lognormal", median=190, sigma=1.1, max=4096),
         description="Tokens of its own in a prompt; with `conversations`, new tokens of each turn. The default is near "
@@ -632,45 +1000,157 @@ class Synthetic(Section):
         default=LognormalTokens(distribution="lognormal", median=460, sigma=1.0, max=4096),
         description="Tokens of an answer. The default as for prompt_tokens.",
     )
+    length_correlation: float = Field(
+        default=0.0,
+        ge=-1,
+        le=1,
+        description="Spearman's rank correlation of prompt_tokens and output_tokens (a Gaussian copula).",
+    )
+    lengths_from: TraceFile | None = Field(
+        default=None,
+        description="Draw (prompt, output) in pairs from a trace, with replacement; prompt_tokens and output_tokens "
+        "then have no effect. null: no.",
+    )
     shared_prefix: SharedPrefix | None = Field(default=None, description="null: none.")
     conversations: Conversations | None = Field(default=None, description="null: every request stands alone.")
     priority: Annotated[Priority, BeforeValidator(_bare_number_is_level)] | None = Field(
         default=None, description="Only with scheduling_policy: priority. null: 0 for all."
     )
 
+    @model_validator(mode="after")
+    def _pairs_stand_alone(self) -> Synthetic:
+        for key in ("length_correlation", "lengths_from"):
+            if getattr(self, key) and self.conversations is not None:
+                raise wrong("pairs lengths of single requests, and has no meaning with conversations", key)
+        if self.lengths_from is not None and self.length_correlation:
+            raise wrong("lengths_from brings the correlation of the trace", "length_correlation")
+        return self
 
-class Trace(Section):
+
+class Trace(TraceFile):
     """Requests of a recorded trace."""
 
-    path: Path_ = Field(description="The file, looked for beside the scenario and then in the working directory.")
-    format: Literal["auto", "azure", "mooncake"] = Field(
-        default="auto",
-        description="azure: CSV with TIMESTAMP, ContextTokens, GeneratedTokens. mooncake: JSON lines with "
-        "hash_ids. auto: by the content.",
-    )
     time_scale: float = Field(
         default=1.0, gt=0, le=1e6, description="How much faster the trace is played: 2 is twice the load."
     )
-    max_requests: int | None = Field(
-        default=None, ge=1, le=100_000_000, description="Only the first so many. null: all."
+    block_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MOST_TOKENS,
+        description="Tokens that a block of the trace stands for. null: 512 for mooncake, 16 for llmservingsim.",
+    )
+    arrivals: Arrivals | None = Field(
+        default=None,
+        description="Only for sharegpt, which has no times: when conversations begin. null: poisson with rate 4, and a "
+        "warning.",
+    )
+    think_time_s: Seconds = Field(
+        default=0.0, description="Only for sharegpt: from the end of an answer to the next turn."
     )
 
 
+class Profile(Section):
+    """A shipped profile: a generator fitted to a public trace; sources in docs/workloads.md."""
+
+    name: Literal["azure-2023-conv", "azure-2023-code", "mooncake-conversation", "sharegpt"] = Field(
+        description="Which trace it stands in for."
+    )
+    num_requests: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="How many. null: as many as the trace had."
+    )
+    rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="Requests a second over all, bursts in proportion. null: the trace's; sharegpt has none and needs "
+        "one.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_rate(self) -> Profile:
+        if self.rate is None and PROFILES[self.name].stand_in.rate_per_s is None:
+            raise wrong("is needed: the trace has no arrival times", "rate", "requests a second")
+        return self
+
+    def as_synthetic(self) -> Synthetic:
+        """The same, spelled out."""
+        return synthetic_from(PROFILES[self.name].stand_in, self.num_requests, self.rate)
+
+
+def synthetic_from(stand_in: StandIn, num_requests: int | None = None, rate: float | None = None) -> Synthetic:
+    """A fitted generator as a section of a scenario; `rate` (requests a second) instead of the trace's, or of 4."""
+
+    def tokens(points: Points) -> QuantileTokens:
+        return QuantileTokens(distribution="quantiles", points=[[p, float(value)] for p, value in points])
+
+    settled = rate or stand_in.rate_per_s or 4.0
+    arrivals: Arrivals = Poisson(process="poisson", rate=settled)
+    if stand_in.rates:
+        faster = settled / (stand_in.rate_per_s or settled)
+        rows = [[from_s, each * faster] for from_s, each in stand_in.rates]
+        arrivals = Piecewise(process="piecewise", rates=rows, repeat_s=stand_in.repeat_s)
+    elif stand_in.burstiness != 1.0:
+        arrivals = Gamma(process="gamma", rate=settled, burstiness=stand_in.burstiness)
+    shared = stand_in.shared
+    return Synthetic(
+        num_requests=num_requests or stand_in.num_requests,
+        arrivals=arrivals,
+        prompt_tokens=tokens(stand_in.prompt),
+        output_tokens=tokens(stand_in.output),
+        length_correlation=stand_in.rank_correlation if stand_in.turns is None else 0.0,
+        shared_prefix=None
+        if shared is None
+        else SharedPrefix(count=shared.count, tokens=tokens(shared.tokens), fraction=shared.fraction),
+        conversations=None if stand_in.turns is None else Conversations(turns=tokens(stand_in.turns)),
+    )
+
+
+class Tenant(Section):
+    """One of several that share the server: its own requests, arrivals and prefixes, drawn apart from the others'."""
+
+    name: str = Field(
+        max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="What to call it; letters, digits and ._-."
+    )
+    synthetic: Synthetic | None = Field(default=None, description="What it asks; this or profile.")
+    profile: Profile | None = Field(default=None, description="What it asks; this or synthetic.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Tenant:
+        if (self.synthetic is None) == (self.profile is None):
+            given = "both are given" if self.synthetic is not None else "neither is given"
+            raise wrong(f"needs exactly one of synthetic and profile, and {given}", allowed="synthetic or profile")
+        return self
+
+
 class Workload(Section):
-    """What is asked of the engine: exactly one of the two."""
+    """What is asked of the engine: exactly one of these."""
 
     trace: Trace | None = Field(default=None, description="A recorded trace.")
     synthetic: Synthetic | None = Field(default=None, description="Drawn from distributions.")
+    profile: Profile | None = Field(
+        default=None, description="A shipped profile; a run's settings show it spelled out as `synthetic`."
+    )
+    tenants: list[Tenant] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Several at once, merged in order of time."
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Workload:
-        if (self.trace is None) == (self.synthetic is None):
-            given = "both are given" if self.trace is not None else "neither is given"
-            raise wrong(f"needs exactly one of trace and synthetic, and {given}", allowed="trace or synthetic")
+        kinds = ("trace", "synthetic", "profile", "tenants")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            said = "neither is given" if not given else f"both are given: {' and '.join(given)}"
+            reason = f"needs exactly one of trace and synthetic, or profile or tenants, and {said}"
+            raise wrong(reason, allowed="trace, synthetic, profile or tenants")
+        names = [tenant.name for tenant in self.tenants or ()]
+        if len(set(names)) < len(names):
+            raise wrong("two tenants have the same name", "tenants", "different names")
         return self
 
 
 SYNTHETIC_BY_DEFAULT = Workload(synthetic=Synthetic())
+SHAREGPT_ARRIVALS = Poisson(process="poisson", rate=4.0)
+"""When recorded conversations begin where nobody says."""
 
 
 # Events
@@ -740,6 +1220,11 @@ class Output(Section):
     format: Literal["parquet", "csv"] = Field(default="parquet", description="Of the tables.")
     steps: bool = Field(default=True, description="Write the table of steps.")
     pictures: bool = Field(default=True, description="Draw the pictures.")
+    distributions: bool = Field(
+        default=False,
+        description="Follow garbage slot by slot: `garbage` in the summary, and the room of each request. Costs "
+        "two to three times what the ledger does.",
+    )
 
 
 class Limits(Section):

@@ -67,7 +67,8 @@ def _section(key: str, section: type[Section]) -> str:
     choice = choice_of(section)
     title = "The whole" if not key else f"`{key}`" + (f" with `{choice}`" if choice else "")
     if "distribution" in choice:
-        title = f"Numbers of tokens and the like with `{choice}`"
+        kind = "Seconds" if section.__name__.endswith("Seconds") else "Numbers of tokens and the like"
+        title = f"{kind} with `{choice}`"
     lines = [f"## {title}", "", _one_line(section.__doc__ or ""), ""]
     lines += ["| key | allowed | default | meaning |", "| --- | --- | --- | --- |"]
     for name, field in section.model_fields.items():

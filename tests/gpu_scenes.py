@@ -61,7 +61,7 @@ def random_scene(
     rules, traits = PRESETS[preset], TRAITS[preset]
     if is_async is None:
         is_async = traits.runs_async and preset != "article" and draw.random() < 0.65
-    if draw.random() < 0.3:
+    if draw.random() < 0.45:
         rules = rules_with(rules, undo=draw.choice(list(UNDO)), reservation=draw.choice(list(RESERVATION)))
     method = draw.choice([method for method, drafter in DRAFTERS.items() if drafter.runs_async or not is_async])
     k = 0 if method == "none" else draw.randint(1, 5)

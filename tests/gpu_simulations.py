@@ -46,7 +46,7 @@ class _Listed:
 def _specs(draw: random.Random) -> list[RequestSpec]:
     specs: list[RequestSpec] = []
     arrival = 0
-    for index in range(draw.randint(4, 24)):
+    for index in range(draw.randint(3, 12)):
         segments: list[Segment] = []
         kind = draw.random()
         if kind < 0.4:
@@ -63,7 +63,7 @@ def _specs(draw: random.Random) -> list[RequestSpec]:
 
 
 def random_simulation(seed: int, presets: Sequence[str], *, resets: bool = False) -> tuple[Engine, Shadow]:
-    """An engine that is ready to run, with a shadow attached. `resets`: async, and running requests are reset at times."""
+    """An engine that is ready to run, with a shadow. `resets`: async, and running requests are reset at times."""
     draw = random.Random(seed)
     rules = PRESETS[draw.choice(list(presets))]
     specs = _specs(draw)

@@ -132,8 +132,8 @@ class NaiveAccounts:
                     reservations[classes[0]] += 1
                     content[cells[0]] += 1
                     continue
-                # Shared: in flight if any owner has it in flight. Who hits a block has it as certain from the start, and
-                # it is blank until the one who computes it has.
+                # Shared: in flight if any owner has it in flight. Who hits a block has it as certain from the start,
+                # and it is blank until the one who computes it has.
                 assert set(classes) <= {IN_FLIGHT, COMMITTED}
                 reservations[IN_FLIGHT if IN_FLIGHT in classes else COMMITTED] += 1
                 content[BLANK if BLANK in cells else VALID] += 1

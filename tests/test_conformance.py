@@ -1,8 +1,8 @@
 """The core against recorded decisions of released vLLM versions, field by field and in the order of their keys.
 
-`conformance/cases` holds the scripted cases and the decisions of 0.24 and 0.32 on them; `conformance/readings` small cases
-on which two readings of the rules part, with the decisions of all five versions. A golden file here is another program's
-decision, never our own.
+`conformance/cases` holds the scripted cases and the decisions of 0.24 and 0.32 on them; `conformance/readings` small
+cases on which two readings of the rules part, with the decisions of all five versions. A golden file here is another
+program's decision, never our own.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_two_drafts_by_hand() -> None:
 
 
 def _ragged(seed: int, dtype: torch.dtype, group: int, kv_heads: int, head_dim: int):
-    """A random batch: prefill chunks, decode rows and verifications; blocks scattered; NaN in every slot not written."""
+    """A random batch: prefill chunks, decode rows, verifications; scattered blocks; NaN in what nobody wrote."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     block_size = draw.choice((1, 2, 3, 4, 8, 16))

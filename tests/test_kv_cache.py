@@ -47,8 +47,8 @@ def everything(cache: KVCache, *requests: Request) -> tuple[Any, ...]:
 
 
 def test_an_identical_prompt_of_64_tokens_in_blocks_of_16_hits_48_and_takes_one_block() -> None:
-    """At most N - 1 = 63 tokens are looked up, so 63 // 16 = 3 blocks. The last is computed again, in a block of its own:
-    nothing is deduplicated."""
+    """At most N - 1 = 63 tokens are looked up, so 63 // 16 = 3 blocks. The last is computed again, in a block of its
+    own: nothing is deduplicated."""
     cache = a_cache(20, 16)
     first, second = a_request(cache, 0, range(64)), a_request(cache, 1, range(64))
     assert admit(cache, first) == 0
@@ -165,8 +165,8 @@ def test_a_running_request_may_go_below_the_watermark() -> None:
 
 @pytest.mark.parametrize(("others", "admitted"), [(0, True), (1, False)])
 def test_idle_hit_blocks_count_as_needed(others: int, admitted: bool) -> None:
-    """Usable 4; a freed prompt of 2 full blocks can be hit. A prompt of 4 blocks with this hit takes all 4: 2 of its own
-    and 2 that are free as long as nobody holds them. With one block held by somebody else it does not fit."""
+    """Usable 4; a freed prompt of 2 full blocks can be hit. A prompt of 4 blocks with this hit takes all 4: 2 of its
+    own and 2 that are free as long as nobody holds them. With one block held by somebody else it does not fit."""
     cache = a_cache(5)
     first = a_request(cache, 0, range(8))
     admit(cache, first)
@@ -226,8 +226,8 @@ def test_extend_takes_blocks_beyond_those_held_and_is_refused_whole() -> None:
 
 
 def test_only_confirmed_tokens_are_hashed() -> None:
-    """8 computed of 9 confirmed. A frame of 1 + 3 drafts ends at 12, a full block, but only 9 are confirmed. When 12 are,
-    the block is hashed."""
+    """8 computed of 9 confirmed. A frame of 1 + 3 drafts ends at 12, a full block, but only 9 are confirmed. When 12
+    are, the block is hashed."""
     cache = a_cache(10)
     request = a_request(cache, 0, 8)
     admit(cache, request)
@@ -245,11 +245,11 @@ def test_only_confirmed_tokens_are_hashed() -> None:
 def test_eviction_order_the_end_of_what_ended_first() -> None:
     """Usable 6, blocks of 4; r0 has 9 tokens (blocks 1 2 3, of them 1 2 full), r1 has 8 (blocks 4 5, both full).
 
-        fresh rest                          6
-        r0 ends: walk 3 2 1                 3 6 2 1         (3 has no hash: head; 2 1: tail)
-        r1 ends: walk 5 4                   3 6 2 1 5 4
-        r2 of 9 tokens takes                3 6 2           evicts 2: r0's first block is still there
-        r3 of 5 tokens takes                1 5             evicts the rest of r0's prefix, and the end of r1's
+    fresh rest                          6
+    r0 ends: walk 3 2 1                 3 6 2 1         (3 has no hash: head; 2 1: tail)
+    r1 ends: walk 5 4                   3 6 2 1 5 4
+    r2 of 9 tokens takes                3 6 2           evicts 2: r0's first block is still there
+    r3 of 5 tokens takes                1 5             evicts the rest of r0's prefix, and the end of r1's
     """
     cache = a_cache(7)
     first, second = a_request(cache, 0, 9), a_request(cache, 1, 8)

@@ -1,13 +1,13 @@
 """Laws 1 to 8 of `docs/ledger.md` on small random simulations, and planted faults that the check must find.
 
-Laws 1 to 6 are those that `--check` holds at every record. Beside them runs a second account, made slot by slot, since the
-ledger's sums cannot contradict themselves.
+Laws 1 to 6 are those that `--check` holds at every record. Beside them runs a second account, made slot by slot,
+since the ledger's sums cannot contradict themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from sim.core.settings import Settings
 from sim.models.acceptance import Geometric
 from sim.models.timing import NO_COST, StepCost, StepShape
 from sim.observers.invariants import LawBroken
+from sim.policies.axes import PREFIX_CACHE, RESERVATION, STALE_HOW, STALE_WHEN, UNDO, VICTIM, rules_with
 from sim.policies.drafters import DRAFTERS
 from sim.policies.presets import PRESETS, TRAITS
 from sim.records import Batch, Interruption, Returned
@@ -58,7 +59,7 @@ class Case:
             "events": events,
             "lossy": self.preset in LOSSY,
         }
-        return Simulated(self.specs, self.settings, PRESETS[self.preset], **{**given, **arguments})
+        return Simulated(self.specs, self.settings, **{"rules": PRESETS[self.preset], **given, **arguments})
 
 
 class ByTokens:
@@ -151,11 +152,37 @@ def test_laws_1_to_6_hold_at_every_record(case: Case) -> None:
     assert simulated.scheduler.pool.num_free == case.settings.num_gpu_blocks - 1
 
 
+@given(
+    cases(LOSSLESS),
+    st.fixed_dictionaries(
+        {
+            "undo": st.sampled_from(sorted(UNDO)),
+            "reservation": st.sampled_from(sorted(RESERVATION)),
+            "prefix_cache": st.sampled_from(sorted(PREFIX_CACHE)),
+            "victim": st.sampled_from(sorted(VICTIM)),
+            "stale_when": st.sampled_from(STALE_WHEN),
+            "stale_how": st.sampled_from(sorted(set(STALE_HOW) - {"count_frames"})),
+        }
+    ),
+)
+@settings(SOME, max_examples=100)
+def test_laws_1_to_6_hold_for_any_mix_of_policies(case: Case, axes: dict[str, str]) -> None:
+    """And a reservation of the worst case never preempts for lack of blocks, unless an undo gives it back (the scenario
+    refuses that)."""
+    simulated = case.simulated(rules=rules_with(PRESETS[case.preset], **axes))
+    simulated.engine.add_observer(NaiveAccounts(simulated.scheduler, simulated.ledger))
+    simulated.run(limited(simulated))
+    assert simulated.engine.stopped_by is None
+    assert not simulated.scheduler.requests
+    if axes["reservation"] == "worst_case" and not case.resets_ms and axes["undo"] not in ("rewind", "free_rejected"):
+        assert simulated.scheduler.num_preemptions == 0
+
+
 @given(cases(LOSSY))
 @SOME
 def test_laws_1_to_6_hold_but_for_the_losses_of_a_preset_that_has_them(case: Case) -> None:
-    """A loss is counted. It may end the engine, stall a request (ph so high that it counts as sure to finish), or have it
-    preempted for ever (C so high that its slots exceed the pool); then the test ends the run."""
+    """A loss is counted. It may end the engine, stall a request (ph so high that it counts as sure to finish), or
+    have it preempted for ever (C so high that its slots exceed the pool); then the test ends the run."""
     simulated = case.simulated()
     simulated.run(limited(simulated, 1000))
     assert simulated.engine.stopped_by in (None, "stalled", "crash", "interrupt")
@@ -239,14 +266,7 @@ def test_law_7_an_ample_pool_never_preempts(case: Case) -> None:
     size = case.settings.block_size
     ahead = 2 * (case.k + 1) + case.k
     blocks = 1 + sum(-(-(each.num_prompt_tokens + each.max_tokens + ahead) // size) for each in case.specs)
-    ample = {name: getattr(case.settings, name) for name in Settings.__slots__} | {"num_gpu_blocks": blocks}
-    simulated = Simulated(
-        case.specs,
-        Settings(**ample),
-        PRESETS[case.preset],
-        acceptance=Geometric(3, case.acceptance) if case.k else None,
-        timer=ByTokens(),
-    )
+    simulated = replace(case, settings=replace(case.settings, num_gpu_blocks=blocks)).simulated()
     simulated.run(limited(simulated))
     assert simulated.engine.stopped_by is None
     assert simulated.scheduler.num_preemptions == 0
@@ -256,29 +276,19 @@ def test_law_7_an_ample_pool_never_preempts(case: Case) -> None:
 @SOME
 def test_law_7_k_0_is_no_speculation(case: Case) -> None:
     """A table that says 0 for every batch, with a drafter that asks for no slots: the same records as without one."""
-    plain = small_settings(
-        preset=case.preset,
-        **{
-            name: getattr(case.settings, name)
-            for name in Settings.__slots__
-            if name
-            not in (
-                "num_speculative_tokens",
-                "num_speculative_tokens_per_batch_size",
-                "num_lookahead_tokens",
-                "draft_slots",
-                "drop_last_hit_block",
-                "hit_margin_tokens",
-            )
-        },
-    )
     assume(case.preset not in ("sglang-0.5.23", "trtllm"))  # they reserve for the configured K
-    table = {name: getattr(plain, name) for name in Settings.__slots__} | {
-        "num_speculative_tokens": 4,
-        "num_speculative_tokens_per_batch_size": ((1, 8, 0),),
-    }
-    without = Case(**{**vars(case), "settings": plain}).simulated(acceptance=None)
-    never = Case(**{**vars(case), "settings": Settings(**table)}).simulated(acceptance=Geometric(3, 0.5))
+    plain = replace(
+        case.settings,
+        num_speculative_tokens=0,
+        num_speculative_tokens_per_batch_size=(),
+        num_lookahead_tokens=0,
+        draft_slots=0,
+        drop_last_hit_block=False,
+        hit_margin_tokens=0,
+    )
+    table = replace(plain, num_speculative_tokens=4, num_speculative_tokens_per_batch_size=((1, 8, 0),))
+    without = replace(case, settings=plain).simulated(acceptance=None)
+    never = replace(case, settings=table).simulated(acceptance=Geometric(3, 0.5))
     without.run(limited(without))
     never.run(limited(never))
     assert never.log.lines == without.log.lines
@@ -296,7 +306,13 @@ def test_law_7_k_0_in_a_scripted_case() -> None:
         "enable_prefix_caching": True,
     }
     asked = [
-        {"id": f"r{number}", "prompt": [["s", 8], [f"p{number}", 3]], "accepted": [1], "max_tokens": 9, "arrival_turn": 0}
+        {
+            "id": f"r{number}",
+            "prompt": [["s", 8], [f"p{number}", 3]],
+            "accepted": [1],
+            "max_tokens": 9,
+            "arrival_turn": 0,
+        }
         for number in range(3)
     ]
     traces = [
@@ -317,8 +333,8 @@ def test_law_7_k_0_in_a_scripted_case() -> None:
 @given(cases(LOSSLESS), st.data())
 @SOME
 def test_law_8_outputs_do_not_depend_on_the_engine(case: Case, data: st.DataObject) -> None:
-    """The same requests on two engines that differ in everything: each request that nobody aborts gets its max_tokens, or
-    what the model's length leaves it; an aborted one gets no more."""
+    """The same requests on two engines that differ in everything: each request that nobody aborts gets its
+    max_tokens, or what the model's length leaves it; an aborted one gets no more."""
     other = data.draw(cases(LOSSLESS))
     for engine in (case, other):
         chosen = engine.settings
@@ -326,9 +342,8 @@ def test_law_8_outputs_do_not_depend_on_the_engine(case: Case, data: st.DataObje
         specs = tuple(each for each in case.specs if each.num_prompt_tokens < longest)
         assume(specs)
         blocks = room(engine.preset, engine.method, engine.k, chosen.block_size, longest, specs)
-        fields = {name: getattr(chosen, name) for name in Settings.__slots__}
-        fields["num_gpu_blocks"] = max(blocks, chosen.num_gpu_blocks)
-        run = Case(**{**vars(engine), "settings": Settings(**fields), "specs": specs, "aborts_ms": case.aborts_ms})
+        large = replace(chosen, num_gpu_blocks=max(blocks, chosen.num_gpu_blocks))
+        run = replace(engine, settings=large, specs=specs, aborts_ms=case.aborts_ms)
         simulated = run.simulated()
         outputs = Outputs()
         simulated.engine.add_observer(outputs)
@@ -363,7 +378,8 @@ class Outputs:
 
 @pytest.mark.parametrize("preset", ["vllm-0.24", "vllm-0.26"])
 def test_law_8_a_known_loss_is_counted(preset: str) -> None:
-    """A reset with speculative frames in flight leaves placeholders that nothing takes back: see the scheduler's tests."""
+    """A reset with speculative frames in flight leaves placeholders that nothing takes back: see the scheduler's
+    tests."""
     chosen = small_settings("ngram_gpu", 3, preset, async_scheduling=True)
     simulated = Simulated(
         [spec(0, 8, 40)],

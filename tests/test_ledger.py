@@ -61,8 +61,8 @@ def slot_ms(seconds: dict[str, float]) -> dict[str, int]:
 def test_one_request_alone_in_sync_mode() -> None:
     """The article's example: K = 5 with EAGLE-3, blocks of 16, prompt 1018; C goes 1018, 1024, 1021.
 
-    Pool 79 blocks = 1264 slots. A step takes 10, a schedule 1, an update 2. Turn 0 is the prefill, turn 1 accepts 2 of 5,
-    turn 2 none; with that the 5 tokens of output are there. R = C + n + 5.
+    Pool 79 blocks = 1264 slots. A step takes 10, a schedule 1, an update 2. Turn 0 is the prefill, turn 1 accepts 2
+    of 5, turn 2 none; with that the 5 tokens of output are there. R = C + n + 5.
 
     | ms | what | C | F | W | R | in flight | placeh. | committed | garbage | lookah. | slack | blocks |
     | 1 | schedule 0 | 1018 | 0 | 0 | 1023 | 1018 | 0 | 0 | 0 | 5 | 1 | 64 |
@@ -130,8 +130,8 @@ def test_one_request_alone_in_sync_mode() -> None:
 
 
 def test_one_request_alone_in_async_mode() -> None:
-    """The same engine with two batches in flight, prompt 1012, so that C goes 1018, 1024, 1021 with frames of 6 in flight:
-    schedule 1 ends at 1018, schedule 2 at 1024, and update 1, with 2 of 5 accepted, takes 3 back.
+    """The same engine with two batches in flight, prompt 1012, so that C goes 1018, 1024, 1021 with frames of 6 in
+    flight: schedule 1 ends at 1018, schedule 2 at 1024, and update 1, with 2 of 5 accepted, takes 3 back.
 
     A schedule takes 1, a step 10, an update 2; step t + 1 begins when step t ends. Turn 2 accepts 1 of 5, and with that
     the 6 tokens of output are there, with turn 3's frame still in flight; its step ends at 41, its update at 43.
@@ -245,8 +245,8 @@ def test_shared_blocks_count_once() -> None:
 
 
 def test_a_block_that_is_hit_while_it_is_computed_is_in_flight() -> None:
-    """As above, both at 0: r1 hits the 8 tokens that r0 computes in the same step. They are in flight once and committed
-    not at all, and nothing is in memory before the step has ended."""
+    """As above, both at 0: r1 hits the 8 tokens that r0 computes in the same step. They are in flight once and
+    committed not at all, and nothing is in memory before the step has ended."""
     specs = [spec(0, behind_a_shared_prefix(0, 2), 2), spec(1, behind_a_shared_prefix(1, 1), 2)]
     _, snapshots = run(specs, small_settings(num_gpu_blocks=21))
     assert snapshots.reservations[0] == (11, 0, 0, 0, 0, 5, 0, 64)
@@ -262,8 +262,7 @@ def test_preempted_and_resumed() -> None:
     | 0 | 7 of 8 | 8 of 8 | 15 | 0 | 1 | 0 | 0 |
     | 10 | 7 + 1 of 8 | preempted: its two full blocks stay cached | 1 | 7 | 0 | 8 | 0 |
     | 20 | 8 + 1 of 12, its third block evicts one of them | | 1 | 8 | 3 | 4 | 0 |
-    | 30 | ended: 2 full blocks and one without a hash | F = C = 4 hit, 5 in flight; takes the hashless block, evicts one
-      | 5 | 4 | 3 | 4 | 0 |
+    | 30 | ended: 2 full blocks, one without a hash | F = C = 4 hit, 5 in flight; evicts one | 5 | 4 | 3 | 4 | 0 |
     | 40 | | ended: 2 full blocks | 0 | 0 | 0 | 4 + 8 | 4 |
 
     A resumed request's content begins with what it hit: 4 valid and 8 blank at 30, and 9 valid at 40.
@@ -307,8 +306,8 @@ def test_placeholders_of_a_frame_that_a_reset_made_stale_are_discarded() -> None
 
 
 def test_overhang_is_slack() -> None:
-    """Blocks of 2, prompt 3, K = 2 sync, all rejected, no lookahead: after the rejection the third block holds nothing but
-    garbage; that is garbage until it is promised again, and rounding is slack."""
+    """Blocks of 2, prompt 3, K = 2 sync, all rejected, no lookahead: after the rejection the third block holds
+    nothing but garbage; that is garbage until it is promised again, and rounding is slack."""
     settings = small_settings("ngram", 2, block_size=2, num_gpu_blocks=11)
     _, snapshots = run([spec(0, 3, 3)], settings, acceptance=Replay([[1]]), update_ms=1, schedule_ms=1)
     # 1: prefill. 12: update. 13: 1 + 2 from 3. 24: update: C = 4, W = 6. 25: 1 + 2 from 4. 36: ended.

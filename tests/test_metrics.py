@@ -119,6 +119,9 @@ def test_the_worked_example() -> None:
         "num_accepted_tokens": 3,
         "num_discarded_tokens": 0,
         "num_trimmed_tokens": 2,
+        "placeholder_slot_s": None,
+        "garbage_slot_s": None,
+        "held_block_s": None,
     }
     figures = metrics.figures()
     assert (figures["num_steps"], figures["num_request_steps"]) == (3, 3)

@@ -21,11 +21,6 @@ def test_datasheets() -> None:
     assert all(card.calibrated for card in (h100, h200, a100, b200))
 
 
-def test_what_is_borrowed_is_said() -> None:
-    assert any("H200" in note for note in hardware("b200").notes)
-    assert any("H200" in note for note in hardware("h100").notes)
-
-
 def test_unknown_card_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean H200") as caught:
         hardware("h20O")
@@ -38,17 +33,11 @@ def test_a_card_of_ones_own_is_not_calibrated() -> None:
     card = custom_hardware("mine", bf16_tflops=100, bandwidth_gbs=1000, memory_gib=24, num_sms=100)
     assert not card.calibrated
     assert (card.bf16_flops, card.bandwidth, card.memory_bytes) == (100e12, 1e12, 24 * 2**30)
-    assert card.linear == hardware("h100").linear
-    assert not hardware("rtx 4090").calibrated
+    assert hardware("rtx 4090").calibrated
+    assert not hardware("l40s").calibrated
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf")])
 def test_a_card_needs_positive_numbers(bad: float) -> None:
     with pytest.raises(ValueError, match="bandwidth_gbs"):
         custom_hardware("mine", bf16_tflops=100, bandwidth_gbs=bad, memory_gib=24, num_sms=100)
-
-
-def test_tensor_parallel_sizes_without_a_figure_are_refused() -> None:
-    assert hardware("h100").allreduce_for(4).bandwidth == 194e9
-    with pytest.raises(ValueError, match="allowed: 1, 2, 4, 8"):
-        hardware("h100").allreduce_for(3)

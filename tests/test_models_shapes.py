@@ -190,3 +190,75 @@ def test_drafters_that_do_not_exist_are_refused(tmp_path: Path) -> None:
         drafter_shape(target, "eagle3", "AngelSlim/Qwen3-32B_eagle3")
     with pytest.raises(ShapeError, match="no drafter is known"):
         drafter_shape(load_shape(written(tmp_path)), "draft_model")
+
+
+# Mixtures of experts and latent attention
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "kv_bytes"),
+    [
+        # Model cards and reports: 46.7B and 12.9B; 30.5B and 3.3B; 235B and 22B; 671B and 37B (with the embedding).
+        ("mixtral-8x7b", 46_702_792_704, 12.9e9, 131_072),
+        ("qwen3-30b-a3b", 30.5e9, 3.3e9, 98_304),
+        ("qwen3-235b-a22b", 235.1e9, 22.2e9, 192_512),
+        # 61 layers of 512 + 64 elements: about 70 KB a token, against 516 KB of a Llama-3.1-405B (DeepSeek-V3 report).
+        ("deepseek-v3", 671.0e9, 37.5e9, 70_272),
+        ("mistral-7b", 7_248_023_552, 7.25e9, 131_072),
+        ("llama-3.3-70b", 70_553_706_496, 70.5e9, 327_680),
+    ],
+)
+def test_published_counts_of_weights(name: str, total: float, active: float, kv_bytes: int) -> None:
+    shape = load_shape(name)
+    assert shape.num_parameters() == pytest.approx(total, rel=2e-3)
+    taken = shape.num_active_linear_parameters() + 2 * shape.vocab_size * shape.hidden_size
+    assert taken == pytest.approx(active, rel=0.02)
+    assert shape.kv_bytes_per_token(2) == kv_bytes
+
+
+def test_experts_that_a_batch_touches() -> None:
+    # 8 experts, 2 a token: one token touches 2, two tokens 2 + 2 * 6 / 8 = 3.5, many all 8.
+    moe = load_shape("mixtral-8x7b").moe
+    assert moe is not None
+    assert [moe.expected_experts(tokens) for tokens in (1, 2, 1000)] == pytest.approx([2, 3.5, 8])
+
+
+def test_latent_kv_is_on_every_rank_and_the_predicting_layer_adds_one() -> None:
+    shape = load_shape("deepseek-v3")
+    assert shape.kv_bytes_per_token(2, tp=8) == shape.kv_bytes_per_token(2)
+    mtp = drafter_shape(shape, "mtp")
+    assert mtp.kv_bytes_per_token(2) == 576 * 2
+    # The report gives 11.5B of its own weights beside the shared embedding and head.
+    assert mtp.num_parameters() == pytest.approx(11.5e9, rel=0.02)
+
+
+def test_a_config_with_experts_is_read(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 40_960,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert load_shape(file).num_parameters() == load_shape("qwen3-30b-a3b").num_parameters()
+    for changes, message in (
+        ({"model_type": "llama4"}, "mixture of experts of model_type"),
+        ({"decoder_sparse_step": 2}, "dense layers between"),
+        ({"num_experts_per_tok": 129}, "there are 128 experts"),
+        ({"n_shared_experts": -1}, "n_shared_experts = -1"),
+    ):
+        file.write_text(json.dumps(config | changes))
+        with pytest.raises(ShapeError, match=message):
+            load_shape(file)

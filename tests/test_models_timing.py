@@ -21,7 +21,6 @@ def own(card: str) -> Calibration:
     return load_calibration(hardware(card).calibration)
 
 
-
 def decode(batch: int, context: int, rows: int = 1, drafts: int = 0) -> StepShape:
     step = StepShape()
     for _ in range(batch):
@@ -73,12 +72,18 @@ def test_one_row_is_the_weights_over_the_bandwidth() -> None:
     assert cost.linear == pytest.approx(expected * 1e9, rel=1e-6)
 
 
+def model_linear_of_one_row() -> int:
+    return TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(decode(1, 1)).linear
+
+
 def test_many_rows_are_arithmetic() -> None:
     # 8,192 rows: 2 operations a weight at 0.815 * 989.4 TFLOP/s (the head on one row); memory adds next to nothing.
     matrices = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     arithmetic = 2 * 8192 * matrices / (0.815 * 989.4e12)
     cost = TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(prefill(8192))
-    assert cost.linear == pytest.approx(arithmetic * 1e9, rel=0.01)
+    assert cost.linear + cost.arithmetic == pytest.approx(arithmetic * 1e9, rel=0.01)
+    # What one row takes, reading the weights, is told apart.
+    assert cost.linear == model_linear_of_one_row()
 
 
 def test_decode_attention_reads_kv_once_a_request() -> None:
@@ -88,7 +93,11 @@ def test_decode_attention_reads_kv_once_a_request() -> None:
     assert model.step_cost(decode(16, 2000)).attention_decode == pytest.approx(expected * 1e9, rel=1e-6)
     assert model.step_cost(decode(16, 2000, rows=6)).attention_decode == pytest.approx(expected * 1e9, rel=1e-6)
     assert any("not validated" in note for note in model.notes)
-    fp8 = TimingModel(LLAMA, hardware("h100"), own("h100"), kv_cache_dtype="fp8").step_cost(decode(16, 2000)).attention_decode
+    fp8 = (
+        TimingModel(LLAMA, hardware("h100"), own("h100"), kv_cache_dtype="fp8")
+        .step_cost(decode(16, 2000))
+        .attention_decode
+    )
     assert fp8 == pytest.approx((32 * 7e-6 + 0.68 * (expected - 32 * 7e-6)) * 1e9, rel=1e-6)
 
 
@@ -103,12 +112,13 @@ def test_flash_attention_2_does_not_split_a_verification() -> None:
     assert 3 < verified / one < 10
     # Contexts side by side are free until the heads fill the card: 32 of them, 108 * 1.3 slots.
     assert model.step_cost(decode(4, 16_000, rows=4)).attention_decode == verified
-    assert model.step_cost(decode(16, 16_000, rows=4)).attention_decode == pytest.approx(
-        verified * 16 * 32 / 108 / 1.3, rel=1e-6
-    )
-    # The same card with the other version.
-    split = TimingModel(LLAMA, hardware("a100"), own("a100"), params=TimingParams(flash_attention=3))
-    assert split.step_cost(decode(1, 16_000, rows=4)).attention_decode == one
+    fixed = 32 * own("a100").decode["bfloat16"].t0_us * 1e3
+    many = model.step_cost(decode(16, 16_000, rows=4)).attention_decode
+    assert many - fixed == pytest.approx((verified - fixed) * 16 * 32 / 108 / 1.3, rel=1e-6)
+    # The same card with the other kernels.
+    for kernel in ("fa3", "flashinfer"):
+        split = TimingModel(LLAMA, hardware("a100"), own("a100"), params=TimingParams(attention_kernel=kernel))
+        assert split.step_cost(decode(1, 16_000, rows=4)).attention_decode == one
 
 
 def test_prefill_attention_sums_arithmetic_and_memory() -> None:
@@ -127,10 +137,10 @@ def test_chunks_add_up_to_the_whole_prompt() -> None:
 
 
 def test_all_reduce_twice_a_layer() -> None:
-    # TP 2 on H100: 4.3 us + 64 * 8192 * 2 bytes / 263 GB/s, 160 times.
+    # TP 2 on H100: 12.38 us for a message of 64 * 8192 * 2 = 2^20 bytes (aiconfigurator's table), 160 times.
     shape = load_shape("llama-3.1-70b")
     cost = TimingModel(shape, hardware("h100"), own("h100"), tp=2).step_cost(decode(64, 1000))
-    assert cost.allreduce == pytest.approx(160 * (4.3e-6 + 64 * 8192 * 2 / 263e9) * 1e9, rel=1e-6)
+    assert cost.allreduce == pytest.approx(160 * 12.38e3, rel=1e-6)
     assert TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(decode(64, 1000)).allreduce == 0
     with pytest.raises(ValueError, match="tensor_parallel_size 16"):
         TimingModel(shape, hardware("h100"), own("h100"), tp=16)
@@ -139,7 +149,10 @@ def test_all_reduce_twice_a_layer() -> None:
 def test_overhead_by_hand() -> None:
     params = TimingParams(per_layer_us=14, per_step_us=950, per_sampled_token_us=16)
     cost = TimingModel(LLAMA, hardware("h100"), own("h100"), params=params).step_cost(decode(8, 100, rows=4))
-    assert cost.overhead == (32 * 14 + 950 + 32 * 16) * 1000
+    # Small kernels move, for each of 32 rows and layers, eight hidden states, qkv twice and three halves of the MLP.
+    moved = 2 * (8 * 4096 + 2 * 48 * 128 + 3 * 14_336)
+    small = 32 * 32 * moved / 3.35e12
+    assert cost.overhead == pytest.approx((32 * 14 + 950 + 32 * 16) * 1000 + small * 1e9, abs=1)
 
 
 def test_a_wider_verification_is_nearly_free_up_to_128_rows() -> None:
@@ -148,19 +161,21 @@ def test_a_wider_verification_is_nearly_free_up_to_128_rows() -> None:
     one, many = decode(1, 100), decode(1, 100)
     one.num_sampled_tokens = many.num_sampled_tokens = 0
     many.num_tokens = 128
-    ratio = model.step_cost(many).linear / model.step_cost(one).linear
-    assert 1.0 < ratio < 1.1
+    first, wide = model.step_cost(one), model.step_cost(many)
+    # Ours has the smaller matrices too; in the table o and down grow by 1.11 to 1.16.
+    assert 1.0 <= (wide.linear + wide.arithmetic) / first.linear < 1.15
 
 
 @pytest.mark.parametrize("card", ["h100", "a100"])
 def test_more_work_never_costs_less(card: str) -> None:
+    # Measured tables dip by a few parts in ten thousand; no more than that is let through.
     model = TimingModel(LLAMA, hardware(card), own(card), captured=capture_sizes(256, 8192, 3))
     grid = itertools.product((1, 3, 40, 200), (10, 1000, 30_000))
     for batch, context in grid:
         base = model.step_cost(decode(batch, context)).total
-        assert model.step_cost(decode(batch + 1, context)).total >= base
-        assert model.step_cost(decode(batch, context + 100)).total >= base
-        assert model.step_cost(decode(batch, context, rows=4)).total >= base
+        assert model.step_cost(decode(batch + 1, context)).total >= 0.999 * base
+        assert model.step_cost(decode(batch, context + 100)).total >= 0.999 * base
+        assert model.step_cost(decode(batch, context, rows=4)).total >= 0.999 * base
 
 
 # CUDA graphs
@@ -197,7 +212,9 @@ def test_padding_is_the_cost_of_rows_that_are_not_there() -> None:
     padded = model.step_cost(layers_only)
     full = decode(16, 100)
     full.num_sampled_tokens = 0
-    assert padded.linear + padded.padding == pytest.approx(model.step_cost(full).linear, abs=1)
+    sixteen_rows = model.step_cost(full)
+    ours = padded.linear + padded.arithmetic + padded.padding
+    assert ours == pytest.approx(sixteen_rows.linear + sixteen_rows.arithmetic, abs=2)
 
 
 def test_an_eager_step_waits_for_its_launches() -> None:
@@ -207,7 +224,8 @@ def test_an_eager_step_waits_for_its_launches() -> None:
     assert beyond.total >= 32 * 546_000
     assert beyond.total > within.total
     long = model.step_cost(prefill(8192))
-    assert long.overhead == (32 * 14 + 950 + 16) * 1000
+    moved = 2 * (8 * 4096 + 2 * 48 * 128 + 3 * 14_336)
+    assert long.overhead == pytest.approx((32 * 6.5 + 950 + 16) * 1000 + 8192 * 32 * moved / 3.35e3, abs=1)
 
 
 # Drafting
@@ -223,7 +241,8 @@ def test_a_round_of_eagle3_by_hand() -> None:
     model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter)
     memory = drafter.weight_bytes() / (0.875 * 3.35e12) + 6 * 3.8e-6
     attention = 7e-6 + 1000 * 4096 / (0.861 * 3.35e12)
-    expected = 1.7e-3 + memory + attention + 14e-6
+    small = 2 * (8 * 4096 + 2 * 48 * 128 + 3 * 14_336) / 3.35e12
+    expected = 1.7e-3 + memory + attention + 6.5e-6 + small
     assert model.step_cost(decode(1, 1000, 1, 1)).drafting == pytest.approx(expected * 1e9, rel=1e-4)
 
 
@@ -261,7 +280,7 @@ def test_prompts_pass_through_the_drafter() -> None:
     chunk.add_prefill(4096, 0, 0)
     # A chunk drafts nothing, but its KV is written: one layer of the target's 32, and the projection.
     cost = model.step_cost(chunk)
-    assert 1 / 40 < (cost.drafting - 1_700_000) / (cost.linear + cost.attention_prefill) < 1 / 15
+    assert 1 / 40 < (cost.drafting - 1_700_000) / (cost.linear + cost.arithmetic + cost.attention_prefill) < 1 / 15
 
 
 def test_ngram_is_a_small_part_of_the_step() -> None:
@@ -276,7 +295,7 @@ def test_ngram_is_a_small_part_of_the_step() -> None:
     [
         ({"per_layer_us": -1}, "per_layer_us"),
         ({"draft_step_us": float("nan")}, "draft_step_us"),
-        ({"flash_attention": 4}, "flash_attention: must be 2 or 3"),
+        ({"attention_kernel": "fa4"}, "attention_kernel: must be one of fa2, fa3, flashinfer"),
     ],
 )
 def test_parameters_that_are_refused(values: dict[str, float], message: str) -> None:
@@ -307,11 +326,65 @@ def test_speedup_of_speculation_on_a_real_engine(batch: int, measured: float) ->
     # at 64 and 128. Held to 15.
     alone = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=capture_sizes(256, 8192))
     drafting = TimingModel(
-        LLAMA, hardware("h100"), drafter=drafter_shape(LLAMA, "eagle3"), captured=capture_sizes(256, 8192, 3)
+        LLAMA,
+        hardware("h100"),
+        own("h100"),
+        drafter=drafter_shape(LLAMA, "eagle3"),
+        captured=capture_sizes(256, 8192, 3),
     )
     one, four = decode(batch, 400), decode(batch, 400, rows=4, drafts=3)
     speedup = 2.38 * alone.step_cost(one).total / drafting.step_cost(four).total
     assert speedup == pytest.approx(measured, rel=0.15)
+
+
+def test_regression_of_a_real_engine_over_verifications() -> None:
+    # The same regression with 1 to 6 tokens a request. Today 2.1 percent, 11.8 at worst (64 requests of 6 tokens on
+    # short contexts, where it stays a straight line in tokens and arithmetic does not).
+    errors = []
+    for rows in range(1, 7):
+        sizes = capture_sizes(256, 8192, rows - 1)
+        model = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=sizes)
+        for batch, context in itertools.product((1, 2, 4, 8, 16, 32, 64), (256, 512, 1024, 2048, 4096)):
+            regression = 5.886e-3 + 21.0e-6 * batch * rows + 39.3e-9 * batch * context + 1.207e-3
+            errors.append(model.step_cost(decode(batch, context, rows)).total / 1e9 / regression - 1)
+    assert statistics.mean(map(abs, errors)) < 0.08
+    assert max(map(abs, errors)) < 0.15
+
+
+def test_experts_cost_what_the_batch_touches() -> None:
+    # Mixtral on an H200: one token reads 2 experts of 8 a layer, sixteen nearly all.
+    shape = load_shape("mixtral-8x7b")
+    model = TimingModel(shape, hardware("h100"), own("h100"), captured=EAGER)
+    one, many = model.step_cost(decode(1, 100)), model.step_cost(decode(16, 100))
+    expert = 2 * 3 * 4096 * 14_336 / (0.875 * 3.35e12) * 1e9
+    assert (many.linear + many.arithmetic) - one.linear == pytest.approx(32 * 6 * expert, rel=0.05)
+    assert any("router" in note for note in model.notes)
+
+
+def test_latent_attention_reads_its_vector_and_computes_for_all_heads() -> None:
+    # DeepSeek-V3 on 8 H100: 1,152 bytes a token and layer; 16 heads of a rank with 2 * (576 + 512) operations a pair.
+    shape = load_shape("deepseek-v3")
+    model = TimingModel(shape, hardware("h100"), own("h100"), tp=8, dtype="fp8")
+    read = 61 * (7e-6 + 32 * 4096 * 1152 / (0.861 * 3.35e12))
+    assert model.step_cost(decode(32, 4096)).attention_decode == pytest.approx(read * 1e9, rel=1e-3)
+    eight = 61 * (7e-6 + 32 * 8 * 4096 * 16 * 2 * 1088 / (0.694 * 989.4e12))
+    assert model.step_cost(decode(32, 4096, rows=8)).attention_decode == pytest.approx(max(read, eight) * 1e9, rel=1e-3)
+
+
+def test_rows_beyond_a_tile_read_the_kv_again() -> None:
+    # 8 query heads a KV head, 128 rows a tile: up to 16 rows of a request go through at once.
+    model = TimingModel(load_shape("llama-3.1-70b"), hardware("h100"), own("h100"), tp=8)
+    costs = [model.step_cost(decode(32, 8192, rows)).attention_decode for rows in (1, 16, 17)]
+    fixed = 80 * 7000
+    assert costs[0] == costs[1]
+    assert costs[2] - fixed == pytest.approx(2 * (costs[0] - fixed), rel=1e-3)
+
+
+def test_a_step_outside_what_was_measured_is_told() -> None:
+    model = TimingModel(LLAMA, hardware("h200"), own("h200"))
+    assert model.outside(decode(64, 4096)) is None
+    assert "contexts of 400000" in (model.outside(decode(1, 400_000)) or "")
+    assert "tokens in a step" in (model.outside(prefill(50_000)) or "")
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -322,20 +395,6 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 def mean_error(pairs: list[tuple[float, float]]) -> float:
     assert len(pairs) > 50
     return statistics.mean(abs(ours / measured - 1) for ours, measured in pairs)
-
-
-@pytest.mark.parametrize(("table", "card"), [("H200_vllm0.24.0", "h200"), ("A100_sglang0.5.10", "a100")])
-def test_measured_linear_layers(shared_data: Path, table: str, card: str) -> None:
-    # Published held-out errors: 6.3 percent (H200), 7.4 (A100); two releases of one kernel differ by 9. Here over all
-    # shapes and up to 16,384 rows it is 9.2 and 9.4; held to 12. One layer at a time, so through the form itself.
-    e, peak, bandwidth = hardware(card).linear, hardware(card).bf16_flops, hardware(card).bandwidth
-    pairs = []
-    for row in rows_of(shared_data / "gpu" / f"aic_gemm_{table}.csv"):
-        if row["dtype"] == "bfloat16":
-            m, n, k = (int(row[name]) for name in ("m", "n", "k"))
-            compute, memory = 2 * m * n * k / (e.compute * peak), 2 * n * k / (e.memory * bandwidth)
-            pairs.append(((compute**e.p + memory**e.p) ** (1 / e.p) * 1e6 + e.t0_us, float(row["latency_us"])))
-    assert mean_error(pairs) < 0.12
 
 
 @pytest.mark.parametrize("table", ["H200_vllm0.24.0", "A100_vllm0.14.0"])

@@ -142,8 +142,8 @@ def test_max_num_seqs_and_no_overtaking() -> None:
 
 
 def test_the_model_length_caps_a_frame_and_ends_a_request() -> None:
-    """Length 12, prompt 10, K = 3: after the prefill N = 11, C = 10; a frame has 12 - 10 - 1 = 1 token and no drafts; its
-    output makes 12, and that is the end, though max_tokens is 100."""
+    """Length 12, prompt 10, K = 3: after the prefill N = 11, C = 10; a frame has 12 - 10 - 1 = 1 token and no drafts;
+    its output makes 12, and that is the end, though max_tokens is 100."""
     turns = Turns(method="ngram", k=3, max_model_len=12)
     request = turns.add(10)
     assert turns.step() == {"r0": (10, 0)}
@@ -196,8 +196,8 @@ def test_the_article_s_counters_in_async_mode() -> None:
 
 
 def test_a_rejection_frees_nothing() -> None:
-    """Blocks of 2, a prompt of 3, K = 2, all rejected. The frame writes positions 3 (the last confirmed token), 4 and 5;
-    block 3 (positions 4, 5) only held drafts and is kept."""
+    """Blocks of 2, a prompt of 3, K = 2, all rejected. The frame writes positions 3 (the last confirmed token), 4 and
+    5; block 3 (positions 4, 5) only held drafts and is kept."""
     turns = Turns(method="ngram", k=2, block_size=2)
     request = turns.add(3)
     turns.step()
@@ -237,8 +237,8 @@ def test_drafts_are_not_proposed_for_a_chunk() -> None:
 
 
 def test_accepted_output_joins_the_hash_chain() -> None:
-    """Blocks of 4, prompt of 6. r0's outputs at positions 6 and 7 fill block 2; once both are confirmed and another frame
-    is scheduled it is hashed, and a prompt that repeats them hits 8 tokens."""
+    """Blocks of 4, prompt of 6. r0's outputs at positions 6 and 7 fill block 2; once both are confirmed and another
+    frame is scheduled it is hashed, and a prompt that repeats them hits 8 tokens."""
     turns = Turns(method="ngram", k=3)
     turns.add(range(6))
     turns.step()  # N = 7
@@ -365,7 +365,8 @@ def test_fcfs_the_last_makes_room_and_nobody_is_admitted_in_that_step() -> None:
 
 
 def test_fcfs_several_go_and_come_back_in_order() -> None:
-    """4 blocks, K = 5: r0 (8 tokens) wants 8 + 6 = 14 slots, two blocks more; r2 goes, then r1. r3 waits behind them."""
+    """4 blocks, K = 5: r0 (8 tokens) wants 8 + 6 = 14 slots, two blocks more; r2 goes, then r1. r3 waits behind
+    them."""
     turns = Turns(method="ngram", k=5, num_gpu_blocks=5)
     for prompt in (8, 4, 4, 4):
         turns.add(prompt)
@@ -385,9 +386,7 @@ def test_priority_a_scheduled_victim_gives_its_budget_back() -> None:
 
     With r0's 4 back, 13 - 4 = 9 are left for r2's 7; without them there would be 5.
     """
-    turns = Turns(
-        method="ngram", k=3, block_size=8, num_gpu_blocks=5, max_num_batched_tokens=13, priority=True
-    )
+    turns = Turns(method="ngram", k=3, block_size=8, num_gpu_blocks=5, max_num_batched_tokens=13, priority=True)
     worst = turns.add(8, priority=9)
     assert turns.step() == {"r0": (8, 0)}
     turns.add(8, priority=0)
@@ -436,8 +435,8 @@ def test_priority_waiting_is_by_priority_arrival_and_id_as_a_string() -> None:
 
 @pytest.mark.parametrize(("watermark", "expected"), [(0.0, ["r0", "r1"]), (0.25, ["r0"])])
 def test_the_watermark_holds_once_somebody_is_admitted(watermark: float, expected: list[str]) -> None:
-    """7 usable blocks of 8, watermark int(0.25 * 8) = 2. r0 (4 blocks) is alone and exempt; r1 (3 blocks) is admitted in
-    the same step, so somebody runs: 3 + 2 > 3."""
+    """7 usable blocks of 8, watermark int(0.25 * 8) = 2. r0 (4 blocks) is alone and exempt; r1 (3 blocks) is admitted
+    in the same step, so somebody runs: 3 + 2 > 3."""
     turns = Turns(num_gpu_blocks=8, watermark=watermark)
     turns.add(16)
     turns.add(12)
@@ -691,9 +690,7 @@ def at_the_reset(preset: str) -> tuple[Turns, Request]:
     ],
     ids=["0.24", "0.26", "0.32"],
 )
-def test_stale_output_after_a_reset(
-    preset: str, expected: list[tuple[int, tuple[int, int, int]]], lost: int
-) -> None:
+def test_stale_output_after_a_reset(preset: str, expected: list[tuple[int, tuple[int, int, int]]], lost: int) -> None:
     """K = 3, one frame in flight, one accepted draft in every frame: 0.24 and 0.26 set the counter to ph = 4 tokens and
     drain it by frames: the stale one, and three good ones of 1 + 2 + 2 = 5 tokens. Turn by turn after the reset: the
     recomputation of 9 is scheduled and the stale frame returns; then a frame of 4 is scheduled and the one before it
@@ -715,8 +712,8 @@ def test_stale_output_after_a_reset(
 
 @pytest.mark.parametrize("preset", VLLM_PRESETS)
 def test_stale_output_after_a_lack_of_blocks_is_delivered(preset: str) -> None:
-    """Async without drafts, 4 blocks. r0's ninth slot costs r1 its blocks with r1's prefill in flight. It returns with a
-    token, which r1 gets: N = 8; 0.24 and 0.26 kept its placeholder until then."""
+    """Async without drafts, 4 blocks. r0's ninth slot costs r1 its blocks with r1's prefill in flight. It returns
+    with a token, which r1 gets: N = 8; 0.24 and 0.26 kept its placeholder until then."""
     turns = Turns(preset, async_scheduling=True, num_gpu_blocks=5)
     turns.add(8)
     request = turns.add(7)
@@ -733,8 +730,8 @@ def test_stale_output_after_a_lack_of_blocks_is_delivered(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["vllm-0.32", "vllm-0.24"])
 def test_a_request_whose_stale_output_is_still_to_come_is_passed_over(preset: str) -> None:
-    """As above, with a third batch while both are in flight (pipeline parallelism). r0 is aborted, so there is room. 0.32
-    passes r1 over, admits r2 and puts r1 back to the head; 0.24 knows no such rule and resumes r1."""
+    """As above, with a third batch while both are in flight (pipeline parallelism). r0 is aborted, so there is room.
+    0.32 passes r1 over, admits r2 and puts r1 back to the head; 0.24 knows no such rule and resumes r1."""
     turns = Turns(preset, async_scheduling=True, num_gpu_blocks=5)
     turns.add(8)
     request = turns.add(7)

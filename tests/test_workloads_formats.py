@@ -193,7 +193,7 @@ def test_parquet(tmp_path: Path) -> None:
     trace = Trace(path, columns=columns, skip_bad_rows=True)
     assert [(s.arrival_ns, s.num_prompt_tokens) for s in trace.arrivals()] == [(0, 10), (500_000_000, 20)]
     assert sum(trace.left_out.values()) == 2
-    with pytest.raises(TraceError, match="say which `columns`.*got t, p, o"):
+    with pytest.raises(TraceError, match=r"say which `columns`.*got t, p, o"):
         read(path)
     stamps = pa.array([1_700_000_000_000_001, 1_700_000_000_000_003], pa.timestamp("us", tz="UTC"))
     pq.write_table(pa.table({"arrival_s": stamps, "prompt_tokens": [1, 2], "output_tokens": [3, 4]}), path)
@@ -288,7 +288,7 @@ def test_sharegpt_by_hand(tmp_path: Path) -> None:
 BAD_TALKS: dict[str, tuple[str, str]] = {
     "cut": (json.dumps(TALKS)[:100], "line 1: the file ends in the middle"),
     "cut on a later line": (json.dumps(TALKS, indent=1)[:-30], "the file ends in the middle"),
-    "not JSON": ("[{]", "line 1: not JSON"),
+    "not JSON": ("[{] and so on, for longer", "line 1: not JSON"),
     "nobody": (json.dumps([said(("robot", "x"))]), "line 1, from: must be one of human, user"),
     "no text": ('[{"conversations": [{"from": "gpt", "value": NaN}]}]', r"line 1, value: must be text \(got nan\)"),
     "no list": ("[\n\n7]", "line 3"),
@@ -388,9 +388,9 @@ def damaged(format: str, lines: list[str], kind: str) -> tuple[bytes, int] | Non
             time = lines[at].split(",")[0]
             lines = with_value(format, lines, at, 0, time.removesuffix("+00:00") if zoned else time + "+01:00")
         case "unsorted":
-            late = {"azure": "2099-01-01 00:00:00" + ("+00:00" if "+00:00" in lines[1] else "")}.get(
-                format, "99999999999"
-            )
+            zone = "+00:00" if "+00:00" in lines[1] else ""
+            known = {"azure": f"2099-01-01 00:00:00{zone}", "llmservingsim": "1000000000000000"}
+            late = known.get(format, "9000000000")
             lines = with_value(format, lines, 1 if is_csv else 0, 0, late)
             where = 3 if is_csv else 2
         case _:
@@ -423,7 +423,7 @@ def check_damage(folder: Path, format: str, text: str, kind: str) -> None:
     count = whole.check()
     trace = Trace(path, format, skip_bad_rows=True)
     if kind == "wrong column":
-        with pytest.raises(TraceError, match="no requests that can be used; left out: .*: this column is missing"):
+        with pytest.raises(TraceError, match=r"no requests that can be used; left out: .*: this column is missing"):
             trace.check()
         return
     kept = trace.check()
@@ -499,7 +499,7 @@ def test_damaged_copies_of_the_sharegpt_file(shared_data: Path, tmp_path: Path) 
     whole = list(ShareGPT(write(tmp_path, text)).lengths())
     assert list(ShareGPT(write(tmp_path, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())).lengths()) == whole
     for broken, line in (
-        (text[: text.index("Name a prime")], 19),
+        (text[: text.index("Name a prime")], 20),
         (text.replace('"human"', '"hman"', 1), 2),
         (text.replace('"from"', '"form"', 1), 2),
         (text.replace('"Eleven."', "NaN"), 15),

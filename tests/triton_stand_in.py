@@ -1,7 +1,7 @@
 """A stand-in for the part of Triton that the fast path uses: its kernels run on the CPU, one program after the other.
 
-It shows that a kernel's indices, masks and sums are right. It says nothing about whether the kernel compiles. A load or a
-store that leaves its tensor fails; so does a load with a mask that is read where the mask is false.
+It shows that a kernel's indices, masks and sums are right. It says nothing about whether the kernel compiles. A load or
+a store that leaves its tensor fails; where the mask is false nothing is read.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _language() -> ModuleType:
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """`import triton` finds this instead, while the context lasts; `gpu_backend.triton_attention` is forgotten after."""
+    """`import triton` finds this instead, while the context lasts."""
     triton = ModuleType("triton")
     triton.jit = _Kernel  # type: ignore[attr-defined]
     triton.cdiv = lambda a, b: -(-a // b)  # type: ignore[attr-defined]

@@ -32,6 +32,7 @@ class Conversations:
 
     turns                 how many turns each would have
     user_lengths          new tokens of the user, a turn
+    first_lengths         the same for the first turn, where that differs (an agent's task, before its tools' results)
     output_lengths        tokens of the answer, a turn
     shared                prefixes that whole conversations begin with; a conversation picks by its own number
     think_ms              milliseconds from the end of an answer to the next turn; None: none
@@ -49,6 +50,7 @@ class Conversations:
     shared: SharedPrefixes | None = None
     think_ms: Lengths | None = None
     max_context_tokens: int | None = None
+    first_lengths: Lengths | None = None
     num_requests: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ class Conversations:
             numbers = self._numbers(first)
             prefixes = self._prefixes(first)
             turns = self._turns(first, prefixes).tolist()
-            user = self._draw("prompt", self.user_lengths, numbers, 0).tolist()
+            user = self._draw("prompt", self._user_lengths(0), numbers, 0).tolist()
             output = self._draw("output", self.output_lengths, numbers, 0).tolist()
             for at, conversation in enumerate(numbers.tolist()):
                 prompt, num_prompt_tokens = opening_prompt(prefixes[at], index, user[at])
@@ -100,6 +102,9 @@ class Conversations:
             turn=turn,
         )
 
+    def _user_lengths(self, turn: int) -> Lengths:
+        return self.first_lengths if turn == 0 and self.first_lengths is not None else self.user_lengths
+
     def _chunks(self) -> range:
         return range(0, self.num_conversations, CHUNK)
 
@@ -127,7 +132,7 @@ class Conversations:
         going = np.arange(len(numbers))
         turn = 0
         while len(going):
-            context[going] += self._draw("prompt", self.user_lengths, numbers[going], turn)
+            context[going] += self._draw("prompt", self._user_lengths(turn), numbers[going], turn)
             context[going] += self._draw("output", self.output_lengths, numbers[going], turn)
             fits = context[going] <= self.max_context_tokens
             if turn == 0 and not fits.all():

@@ -109,7 +109,7 @@ class Request:
         self.block_table: list[int] = []
         self.block_hashes: list[int] = []
         self.num_reserved_tokens = 0
-        """End of the slots that were reserved last, where the reservation or the undoing of rejections wants to know."""
+        """End of the slots that were reserved last; kept where the reservation or the undoing wants to know."""
         self.num_cached_blocks = 0
         """Leading blocks of the table that have joined the prefix cache since admission."""
 

@@ -1,11 +1,13 @@
 """The scheduler: who computes how much in the next step, and what a returned step changes.
 
-Knows requests, slots and rules; no clock, no device. Sync and async differ in one thing: with async scheduling a frame's
-output is taken for granted in placeholders before it is known. Rules: vLLM's V1 scheduler; what differs between its
-versions comes in as `Rules`.
+Knows requests, slots and rules; no clock, no device. Sync and async differ in one thing: with async scheduling a
+frame's output is taken for granted in placeholders before it is known. Rules: vLLM's V1 scheduler; what differs between
+its versions comes in as `Rules`.
 """
 
 from __future__ import annotations
+
+from operator import add, le
 
 from sim.core.batch import BatchBuilder
 from sim.core.block_pool import BlockPool
@@ -427,6 +429,9 @@ def _priority_and_arrival(request: Request) -> tuple[int, int]:
 def _check_sampled(batch: Batch, sampled: list[int]) -> None:
     if len(sampled) != len(batch.requests):
         raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(batch.requests)} frames")
+    # A frame that samples has 1 to drafts + 1 tokens, a chunk none. As maps, since it is asked for every frame.
+    if all(map(le, batch.samples, sampled)) and all(map(le, sampled, map(add, batch.drafts, batch.samples))):
+        return
     for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled, strict=True):
         if not (1 <= num_sampled <= num_drafts + 1 if samples else num_sampled == 0):
             raise ValueError(f"{num_sampled} sampled tokens for a frame with {num_drafts} drafts")

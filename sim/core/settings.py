@@ -117,8 +117,8 @@ class Rules:
     lone_prefill_exempt: bool
     """The long-prefill threshold does not hold for a request that is alone (0.32)."""
     draft_slots_per_request: bool
-    """Draft slots are taken off the input budget by scheduled request (0.28 on). Before, the engine's configuration took
-    them off max_num_scheduled_tokens once, times max_num_seqs."""
+    """Draft slots are taken off the input budget by scheduled request (0.28 on). Before, the engine's configuration
+    took them off max_num_scheduled_tokens once, times max_num_seqs."""
     negative_frames: bool
     """A frame whose token count comes out below zero is scheduled all the same (before 0.28), else it is skipped."""
     skipped_victim_moves_index: bool

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from sim.models.acceptance import PURPOSE, AcceptanceError, AcceptanceModel, PerPosition
+from sim.models.acceptance import PURPOSE, AcceptanceError, AcceptanceModel, Geometric, PerPosition
 from workloads.streams import uniforms
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "MatchAndRun",
     "Mixture",
     "Tree",
+    "acceptance_model",
     "accepted_variance",
     "drafted_of",
     "drafted_share_of",
@@ -138,6 +139,26 @@ def tokens_per_step_of(model: AcceptanceModel, k: int) -> float:
     """`Drafting.tokens_per_step`; the mean acceptance length for a model that does not have it."""
     tokens = getattr(model, "tokens_per_step", None)
     return model.mean_acceptance_length(k) if tokens is None else float(tokens(k))
+
+
+def acceptance_model(section: Mapping[str, Any], seed: int) -> AcceptanceModel:
+    """The model that an `acceptance` section of a scenario names, for all but replay and profile.
+
+    Keys are the models' own parameters; a key that is None counts as left out. Raises AcceptanceError for a name that
+    is not known or a parameter that does not fit.
+    """
+    name = str(section.get("model"))
+    given = {key: value for key, value in section.items() if key != "model" and value is not None}
+    if name == "mixture":
+        classes = given["classes"]
+        return Mixture(
+            seed,
+            [entry["weight"] for entry in classes],
+            [acceptance_model(entry["acceptance"], seed) for entry in classes],
+        )
+    if name not in _BY_NAME:
+        raise AcceptanceError(f"model = {name!r}: must be one of {', '.join([*_BY_NAME, 'mixture'])}")
+    return _BY_NAME[name](seed, **given)
 
 
 def walked_runs(
@@ -277,23 +298,33 @@ class MarkovSteps(_Model):
 
     def unconditional_rates(self, k: int) -> list[float]:
         """See AcceptanceModel. For the model's own K from the chain's stationary law, integrated over the requests'
-        effect; for another k counted over 256 requests of 1,024 tokens under seed 0."""
-        if k != self.max_run:
-            return _counted_rates(MarkovSteps(ESTIMATE_SEED, self.rates, self.first, self.request_sigma), k)
+        effect, and 0 beyond it; for a smaller k counted over 256 requests of 1,024 tokens under seed 0, whose effects
+        are evenly spread quantiles."""
+        own = self.max_run
+        if k < own:
+            return _counted_rates(_EvenEffects(ESTIMATE_SEED, self.rates, self.first, self.request_sigma), k)
         effects, weights = _normal_grid(self.request_sigma)
-        pooled = np.zeros(k)
+        pooled = np.zeros(own)
         total = 0.0
         for effect, weight in zip(effects, weights, strict=True):
-            rates, _ = _stationary_rates(np.cumprod(special.expit(self._logits[: k + 1] + effect), axis=1))
+            rates, _ = _stationary_rates(np.cumprod(special.expit(self._logits[: own + 1] + effect), axis=1))
             steps = weight / (1.0 + rates.sum())
             pooled += steps * rates
             total += steps
-        return [float(rate) for rate in pooled / total]
+        return [float(rate) for rate in pooled / total] + [0.0] * (k - own)
 
     def _ascending(self, request: int) -> list[list[float]]:
         rates = special.expit(self._logits + self.effect(request))
         ascending: list[list[float]] = np.cumprod(rates, axis=1)[:, ::-1].tolist()
         return ascending
+
+
+class _EvenEffects(MarkovSteps):
+    """With the requests' effects spread evenly, for an estimate."""
+
+    def effect(self, request: int) -> float:
+        """Quantile (request + 1/2) / 256."""
+        return self.request_sigma * float(special.ndtri((request + 0.5) / ESTIMATE_REQUESTS))
 
 
 class HiddenMarkov(_Model):
@@ -601,6 +632,18 @@ class Mixture(_Model):
 
     def _steps_per_token(self, k: int) -> NDArray[np.float64]:
         return np.asarray(self.weights) / [tokens_per_step_of(model, k) for model in self.models]
+
+
+_BY_NAME: Final[Mapping[str, Callable[..., AcceptanceModel]]] = {
+    "geometric": Geometric,
+    "per_position": PerPosition,
+    "beta": BetaRequests,
+    "markov": MarkovSteps,
+    "hidden_markov": HiddenMarkov,
+    "match_and_run": MatchAndRun,
+    "drift": Drift,
+    "tree": Tree,
+}
 
 
 def _check_max_run(max_run: int) -> None:

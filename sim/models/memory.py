@@ -18,6 +18,7 @@ __all__ = [
     "MemoryPlan",
     "NoRoomForKV",
     "batch_limits",
+    "drafter_outside_bytes",
     "plan_memory",
     "reserve_bytes",
 ]
@@ -151,3 +152,33 @@ def plan_memory(
         drafter_block_bytes=drafter_block,
         num_gpu_blocks=left // block,
     )
+
+
+_HIDDEN_BYTES: Final = 2
+"""Hidden states are kept in 16 bits."""
+
+
+def drafter_outside_bytes(
+    target: ModelShape,
+    drafter: DrafterShape | None,
+    num_speculative_tokens: int,
+    *,
+    kv_outside: bool,
+    kv_element_bytes: int = 2,
+    tp: int = 1,
+) -> int:
+    """Bytes that a drafter keeps of one request from step to step outside any pool, on one rank.
+
+    The hidden states that it reads, for the K + 1 rows of a frame: of three of the target's layers for EAGLE-3, of its
+    last for EAGLE and MTP, which is what their projection takes in besides the token; every rank has them whole. With
+    `kv_outside` the drafter has no KV in blocks and keeps the keys and values of its K drafts beside them (the
+    article's extra keys and values), in its own shape. N-grams and a model of its own keep neither hidden states.
+
+    EAGLE-3 on Llama-3.1-8B, K = 3: 4 rows * 3 layers * 4,096 * 2 bytes = 98,304.
+    """
+    if drafter is None or drafter.layers is None:
+        return 0
+    layers = 3 if drafter.method == "eagle3" else 0 if drafter.method == "draft_model" else 1
+    hidden = (num_speculative_tokens + 1) * layers * target.hidden_size * _HIDDEN_BYTES
+    beside = num_speculative_tokens * drafter.kv_bytes_per_token(kv_element_bytes, tp) if kv_outside else 0
+    return hidden + beside

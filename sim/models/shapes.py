@@ -3,18 +3,19 @@
 Knows a Hugging Face `config.json` and a few models by name. Must not know cards, time or policies; a drafter is a
 shape beside its target, not a policy.
 
-Only decoders with full attention and dense, gated MLPs have a shape here; anything else is refused by name, because its
-KV would be counted wrongly.
+Decoders with full attention have a shape here: grouped queries or latent (MLA), with a dense MLP or a mixture of
+experts. Anything else (windows, hybrids, linear attention) is refused by name, because its KV would be counted wrongly.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sim.models.names import UnknownName, plain
 
@@ -22,7 +23,10 @@ __all__ = [
     "DRAFTER_METHODS",
     "DTYPE_BYTES",
     "DrafterShape",
+    "Experts",
+    "LatentAttention",
     "Linear",
+    "MixtureOfExperts",
     "ModelShape",
     "ShapeError",
     "UnknownName",
@@ -77,11 +81,65 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A dense decoder with full attention, in the words of its `config.json`.
+class MixtureOfExperts:
+    """The MLP of all layers but the first `num_dense_layers`: `num_experts` of `intermediate_size`, of which a token
+    takes `num_experts_per_tok`, and `num_shared_experts` more of the same size that every token takes.
 
-    `qk_norm` (Qwen3), `qkv_bias` (Qwen2) and `gated_mlp` only matter to the count of weights. `source` says where the
-    numbers come from.
+    `scoring_bias`: the router has a bias an expert (DeepSeek-V3).
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    num_shared_experts: int = 0
+    num_dense_layers: int = 0
+    scoring_bias: bool = False
+
+    def expected_experts(self, num_tokens: float) -> float:
+        """How many experts a batch of so many tokens touches on average, if the router spreads evenly.
+
+        Each token leaves an expert out with probability 1 - k / E, so E (1 - (1 - k / E)^tokens).
+        """
+        left = 1.0 - self.num_experts_per_tok / self.num_experts
+        return self.num_experts * (1.0 - math.pow(left, num_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2 and V3): a token's KV is one vector for all heads.
+
+    It has `kv_lora_rank + qk_rope_head_dim` elements, on every rank. `q_lora_rank` None: queries are projected at once.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements of KV a token and layer."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+class Experts(NamedTuple):
+    """The experts' matrices of one rank: `layers` layers, each expert with these two, split over the ranks."""
+
+    layers: int
+    moe: MixtureOfExperts
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder with full attention, in the words of its `config.json`.
+
+    `qk_norm` (Qwen3), `qkv_bias` (Qwen2) and `gated_mlp` only matter to the count of weights. `moe`: a mixture of
+    experts; `intermediate_size` is then that of the dense layers, if any. `mla`: latent attention; then
+    `num_key_value_heads` and `head_dim` have no influence. `num_mtp_layers`: layers for multi-token prediction that come with it. `source`
+    says where the numbers come from.
     """
 
     name: str
@@ -98,6 +156,9 @@ class ModelShape:
     qk_norm: bool = False
     qkv_bias: bool = False
     gated_mlp: bool = True
+    moe: MixtureOfExperts | None = None
+    mla: LatentAttention | None = None
+    num_mtp_layers: int = 0
 
     def heads(self, tp: int) -> tuple[int, int]:
         """(query heads, KV heads) of one rank. KV heads are repeated where there are fewer than ranks, as in vLLM.
@@ -108,6 +169,8 @@ class ModelShape:
             raise ShapeError(
                 f"{self.name}: tensor_parallel_size {tp} does not divide num_attention_heads {self.num_attention_heads}"
             )
+        if self.mla is not None:
+            return self.num_attention_heads // tp, 1
         if self.num_key_value_heads % tp and tp % self.num_key_value_heads:
             raise ShapeError(
                 f"{self.name}: tensor_parallel_size {tp} and num_key_value_heads {self.num_key_value_heads}: "
@@ -116,16 +179,52 @@ class ModelShape:
         return self.num_attention_heads // tp, max(1, self.num_key_value_heads // tp)
 
     def layer_linears(self, tp: int = 1, qkv_inputs: int | None = None) -> tuple[Linear, ...]:
-        """The matrices of one layer on one rank: qkv, o, gate_up, down. `qkv_inputs`: where it is not hidden_size."""
+        """The matrices of one dense layer on one rank: attention, gate_up, down. `qkv_inputs`: if not hidden_size."""
+        return (*self._attention_linears(tp, qkv_inputs), *self._mlp(self.intermediate_size, tp))
+
+    def linears(self, tp: int = 1, qkv_inputs: int | None = None) -> tuple[tuple[Linear, int], ...]:
+        """The matrices of all layers on one rank with their number, those that every token takes: experts are apart."""
+        if self.moe is None:
+            return tuple((linear, self.num_layers) for linear in self.layer_linears(tp, qkv_inputs))
+        moe, dense = self.moe, self.moe.num_dense_layers
+        sparse = self.num_layers - dense
+        found = [(linear, self.num_layers) for linear in self._attention_linears(tp, qkv_inputs)]
+        if dense:
+            found += [(linear, dense) for linear in self._mlp(self.intermediate_size, tp)]
+        found.append((Linear("router", moe.num_experts, self.hidden_size), sparse))
+        if moe.num_shared_experts:
+            shared = self._mlp(moe.num_shared_experts * moe.intermediate_size, tp)
+            found += [(Linear(f"shared_{linear.name}", linear.n, linear.k), sparse) for linear in shared]
+        return tuple(found)
+
+    def experts(self, tp: int = 1) -> Experts | None:
+        """The experts on one rank; None for a dense model. Every rank has a part of each expert."""
+        if self.moe is None:
+            return None
+        gate_up, down = self._mlp(self.moe.intermediate_size, tp)
+        return Experts(self.num_layers - self.moe.num_dense_layers, self.moe, gate_up, down)
+
+    def _attention_linears(self, tp: int, qkv_inputs: int | None = None) -> tuple[Linear, ...]:
         query, kv = self.heads(tp)
-        if self.intermediate_size % tp:
-            raise ShapeError(
-                f"{self.name}: tensor_parallel_size {tp} does not divide intermediate_size {self.intermediate_size}"
+        inputs = qkv_inputs or self.hidden_size
+        if self.mla is None:
+            return (
+                Linear("qkv", (query + 2 * kv) * self.head_dim, inputs),
+                Linear("o", self.hidden_size, query * self.head_dim),
             )
-        mlp = self.intermediate_size // tp
+        mla = self.mla
+        qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        # What comes in is projected on every rank; heads are split. kv_b is absorbed in decoding, its weights are read.
+        first = [Linear("qkv_a", (mla.q_lora_rank or 0) + mla.cached_elements, inputs)]
+        first.append(Linear("q_b", query * qk_dim, mla.q_lora_rank or inputs))
+        first.append(Linear("kv_b", query * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank))
+        return (*first, Linear("o", self.hidden_size, query * mla.v_head_dim))
+
+    def _mlp(self, intermediate: int, tp: int) -> tuple[Linear, Linear]:
+        if intermediate % tp:
+            raise ShapeError(f"{self.name}: tensor_parallel_size {tp} does not divide intermediate_size {intermediate}")
+        mlp = intermediate // tp
         return (
-            Linear("qkv", (query + 2 * kv) * self.head_dim, qkv_inputs or self.hidden_size),
-            Linear("o", self.hidden_size, query * self.head_dim),
             Linear("gate_up", (2 if self.gated_mlp else 1) * mlp, self.hidden_size),
             Linear("down", self.hidden_size, mlp),
         )
@@ -135,15 +234,35 @@ class ModelShape:
         return Linear("lm_head", -(-self.vocab_size // tp), self.hidden_size)
 
     def num_linear_parameters(self, tp: int = 1) -> int:
-        """Weights of all layers' matrices on one rank."""
-        return self.num_layers * sum(linear.n * linear.k for linear in self.layer_linears(tp))
+        """Weights of all layers' matrices on one rank, all experts included."""
+        dense = sum(times * linear.n * linear.k for linear, times in self.linears(tp))
+        experts = self.experts(tp)
+        if experts is None:
+            return dense
+        one = experts.gate_up.n * experts.gate_up.k + experts.down.n * experts.down.k
+        return dense + experts.layers * experts.moe.num_experts * one
+
+    def num_active_linear_parameters(self) -> int:
+        """Weights of all layers' matrices that one token takes."""
+        experts = self.experts()
+        if experts is None:
+            return self.num_linear_parameters()
+        one = experts.gate_up.n * experts.gate_up.k + experts.down.n * experts.down.k
+        idle = experts.moe.num_experts - experts.moe.num_experts_per_tok
+        return self.num_linear_parameters() - experts.layers * idle * one
 
     def num_parameters(self) -> int:
         """All weights of the model, tied ones once."""
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        if self.mla is not None:
+            norms += (self.mla.q_lora_rank or 0) + self.mla.kv_lora_rank
         biases = (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim if self.qkv_bias else 0
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_linear_parameters() + self.num_layers * (norms + biases) + embeddings + self.hidden_size
+        scores = 0
+        if self.moe is not None and self.moe.scoring_bias:
+            scores = (self.num_layers - self.moe.num_dense_layers) * self.moe.num_experts
+        rest = self.num_layers * (norms + biases) + scores + self.hidden_size
+        return self.num_linear_parameters() + rest + embeddings
 
     def weight_bytes(self, dtype: str, tp: int = 1) -> int:
         """Bytes of the weights on one rank; norms and biases, which every rank keeps, count as 16-bit."""
@@ -159,11 +278,13 @@ class ModelShape:
 
     def kv_bytes_per_token_and_layer(self, kv_element_bytes: int, tp: int = 1) -> int:
         """Bytes of the keys and values of one token in one layer on one rank."""
+        if self.mla is not None:
+            return self.mla.cached_elements * kv_element_bytes
         return 2 * self.heads(tp)[1] * self.head_dim * kv_element_bytes
 
     def flops_per_token(self) -> int:
-        """Operations of all linear layers for one token, lm_head included, attention not: two a weight."""
-        return 2 * (self.num_linear_parameters() + self.vocab_size * self.hidden_size)
+        """Operations of all linear layers for one token, lm_head included, attention not: two a weight it takes."""
+        return 2 * (self.num_active_linear_parameters() + self.vocab_size * self.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +311,20 @@ class DrafterShape:
         return 0 if self.layers is None else self.layers.kv_bytes_per_token(kv_element_bytes, tp)
 
     def layer_linears(self, tp: int = 1) -> tuple[Linear, ...]:
-        """The matrices of one of its layers on one rank; empty for n-gram."""
-        return () if self.layers is None else self.layers.layer_linears(tp, self.qkv_inputs)
+        """The matrices of one of its layers on one rank, experts apart; empty for n-gram."""
+        return tuple(linear for linear, _ in self.linears(tp))
+
+    def linears(self, tp: int = 1) -> tuple[tuple[Linear, int], ...]:
+        """The matrices of all its layers on one rank with their number, experts apart; empty for n-gram."""
+        return () if self.layers is None else self.layers.linears(tp, self.qkv_inputs)
+
+    def _num_linear_parameters(self, tp: int) -> int:
+        assert self.layers is not None
+        extra = 0
+        if self.qkv_inputs is not None:  # the first matrix reads wider rows than the target's
+            wide, plain_one = self.linears(tp)[0], self.layers.linears(tp)[0]
+            extra = wide[1] * wide[0].n * (wide[0].k - plain_one[0].k)
+        return self.layers.num_linear_parameters(tp) + extra
 
     def lm_head(self, tp: int = 1) -> Linear | None:
         """Its output projection on one rank; None for n-gram."""
@@ -205,12 +338,12 @@ class DrafterShape:
             return 0
         if self.method == "draft_model":
             return self.layers.num_parameters()
-        linear = sum(linear.n * linear.k for linear in self.layer_linears())
+        linear = self._num_linear_parameters(1)
         projection = self.projection.n * self.projection.k if self.projection else 0
         vocabularies = (self.layers.vocab_size if self.own_embedding else 0) + (
             self.draft_vocab_size if self.own_lm_head else 0
         )
-        return linear * self.layers.num_layers + projection + vocabularies * self.layers.hidden_size
+        return linear + projection + vocabularies * self.layers.hidden_size
 
     def weight_bytes(self, tp: int = 1) -> int:
         """Bytes that the drafter adds on one rank, 16-bit whatever the target; the projection is on every rank.
@@ -221,7 +354,7 @@ class DrafterShape:
             return 0
         if self.method == "draft_model":
             return self.layers.weight_bytes("bfloat16", tp)
-        linear = self.layers.num_layers * sum(linear.n * linear.k for linear in self.layer_linears(tp))
+        linear = self._num_linear_parameters(tp)
         projection = self.projection.n * self.projection.k if self.projection else 0
         vocabularies = (self.layers.vocab_size if self.own_embedding else 0) + (
             self.draft_vocab_size if self.own_lm_head else 0
@@ -264,6 +397,77 @@ def _qwen3(name: str, layers: int, hidden: int, mlp: int, heads: int, *, tie: bo
     )
 
 
+def _qwen3_moe(name: str, layers: int, hidden: int, heads: int, kv_heads: int, expert: int) -> ModelShape:
+    return ModelShape(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=8 * expert,  # as the config has it; no layer is dense
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=128,
+        vocab_size=151_936,
+        tie_word_embeddings=False,
+        max_position_embeddings=40_960,
+        source=f"config.json of Qwen/{name}",
+        qk_norm=True,
+        moe=MixtureOfExperts(num_experts=128, num_experts_per_tok=8, intermediate_size=expert),
+    )
+
+
+_QWEN3_30B_A3B = _qwen3_moe("Qwen3-30B-A3B", 48, 2048, 32, 4, 768)
+_QWEN3_235B_A22B = _qwen3_moe("Qwen3-235B-A22B", 94, 4096, 64, 4, 1536)
+# Version 0.3: no sliding window (0.1 had one), a vocabulary of 32,768.
+_MISTRAL_7B = ModelShape(
+    name="Mistral-7B-v0.3",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=32_768,
+    tie_word_embeddings=False,
+    max_position_embeddings=32_768,
+    source="config.json of mistralai/Mistral-7B-v0.3",
+)
+_MIXTRAL_8X7B = ModelShape(
+    name="Mixtral-8x7B-v0.1",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=32_000,
+    tie_word_embeddings=False,
+    max_position_embeddings=32_768,
+    source="config.json of mistralai/Mixtral-8x7B-v0.1",
+    moe=MixtureOfExperts(num_experts=8, num_experts_per_tok=2, intermediate_size=14_336),
+)
+_DEEPSEEK_V3 = ModelShape(
+    name="DeepSeek-V3",
+    num_layers=61,
+    hidden_size=7168,
+    intermediate_size=18_432,
+    num_attention_heads=128,
+    num_key_value_heads=128,
+    head_dim=128,
+    vocab_size=129_280,
+    tie_word_embeddings=False,
+    max_position_embeddings=163_840,
+    source="config.json of deepseek-ai/DeepSeek-V3",
+    moe=MixtureOfExperts(
+        num_experts=256,
+        num_experts_per_tok=8,
+        intermediate_size=2048,
+        num_shared_experts=1,
+        num_dense_layers=3,
+        scoring_bias=True,
+    ),
+    mla=LatentAttention(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+    num_mtp_layers=1,
+)
 _LLAMA_8B = _llama("Llama-3.1-8B", 32, 4096, 14_336, 32, head_dim=128)
 _LLAMA_70B = _llama("Llama-3.1-70B", 80, 8192, 28_672, 64, head_dim=128)
 _LLAMA_1B = _llama("Llama-3.2-1B", 16, 2048, 8192, 32, head_dim=64, tie=True)
@@ -290,8 +494,18 @@ _MODELS: Final[tuple[tuple[ModelShape, tuple[str, ...]], ...]] = (
             "meta-llama/Meta-Llama-3.1-70B",
             "meta-llama/Meta-Llama-3.1-70B-Instruct",
             "meta-llama/Llama-3.3-70B-Instruct",  # the same shape
+            "Llama-3.3-70B",
+            "Llama-3.3-70B-Instruct",
         ),
     ),
+    (_QWEN3_30B_A3B, ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Base")),
+    (_QWEN3_235B_A22B, ("Qwen/Qwen3-235B-A22B",)),
+    (_MISTRAL_7B, ("Mistral-7B", "mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3")),
+    (
+        _MIXTRAL_8X7B,
+        ("Mixtral-8x7B", "mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    ),
+    (_DEEPSEEK_V3, ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3-0324")),
     (_LLAMA_1B, ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct")),
     (_QWEN3_8B, ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base")),
     (_QWEN3_32B, ("Qwen/Qwen3-32B",)),
@@ -312,6 +526,9 @@ def _eagle3_head(target: ModelShape, name: str, source: str) -> tuple[ModelShape
         qk_norm=False,
         qkv_bias=False,
         tie_word_embeddings=False,
+        moe=None,
+        mla=None,
+        num_mtp_layers=0,
     )
     return target, head
 
@@ -346,6 +563,8 @@ _DRAFT_MODELS: Final = {
     _LLAMA_70B.name: _LLAMA_1B,
     _QWEN3_8B.name: _QWEN3_06B,
     _QWEN3_32B.name: _QWEN3_17B,
+    _QWEN3_30B_A3B.name: _QWEN3_06B,
+    _QWEN3_235B_A22B.name: _QWEN3_17B,
 }
 
 
@@ -359,7 +578,7 @@ def load_shape(name_or_path: str | os.PathLike[str]) -> ModelShape:
 
     A path is that of a `config.json` or of a folder that holds one. Raises UnknownName for a name that is neither, and
     ShapeError, naming file, key and value, for a file that cannot be read or a model that has no shape here
-    (sliding-window, hybrid, latent or linear attention, mixture of experts, encoder-decoders, multi-modal models).
+    (sliding-window, hybrid or linear attention, other mixtures of experts, encoder-decoders, multi-modal models).
     """
     text = os.fspath(name_or_path)
     known = _BY_NAME.get(plain(text))
@@ -408,7 +627,10 @@ def drafter_shape(target: ModelShape, method: str, draft_model: str | None = Non
             own_embedding=hidden != target.hidden_size,
             own_lm_head=True,
         )
-    layer = replace(target, name=f"{target.name} {method} layer", num_layers=1)
+    moe = target.moe
+    if moe is not None:  # DeepSeek-V3's layer for prediction has experts, as all but the first of its layers
+        moe = replace(moe, num_dense_layers=0) if method == "mtp" else None
+    layer = replace(target, name=f"{target.name} {method} layer", num_layers=1, moe=moe, num_mtp_layers=0)
     if draft_model is not None and os.path.lexists(draft_model):
         layer = load_shape(draft_model)
     return DrafterShape(
@@ -443,14 +665,9 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 # Keys of config.json that mean another kind of attention or of MLP, and its name.
-_REFUSED_COUNTS: Final = {
-    "num_experts": "mixture of experts",
-    "num_local_experts": "mixture of experts",
-    "n_routed_experts": "mixture of experts",
-    "moe_num_experts": "mixture of experts",
-    "kv_lora_rank": "latent attention (MLA)",
-    "attention_chunk_size": "chunked attention",
-}
+_REFUSED_COUNTS: Final = {"moe_num_experts": "this mixture of experts", "attention_chunk_size": "chunked attention"}
+_EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_MOE_TYPES: Final = ("mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v2")
 _REFUSED_KEYS: Final = {
     "layers_block_type": "hybrid attention",
     "hybrid_override_pattern": "hybrid attention",
@@ -508,6 +725,7 @@ def _shape_of(config: Mapping[str, object], file: Path) -> ModelShape:
         )
     else:
         head_dim = hidden // heads
+    moe = _moe_of(config, kind, file)
     return ModelShape(
         name=_name_of(config, file),
         num_layers=_count(config, "num_hidden_layers", file),
@@ -524,11 +742,58 @@ def _shape_of(config: Mapping[str, object], file: Path) -> ModelShape:
         qk_norm=kind.startswith("qwen3"),
         qkv_bias=_flag(config, "attention_bias", file, default=kind == "qwen2"),
         gated_mlp=kind not in _PLAIN_MLP,
+        moe=moe,
+        mla=_mla_of(config, file),
+        num_mtp_layers=_whole(config, "num_nextn_predict_layers", file),
+    )
+
+
+def _moe_of(config: Mapping[str, object], kind: str, file: Path) -> MixtureOfExperts | None:
+    """The experts of Mixtral, Qwen3 and DeepSeek; ShapeError for a mixture of another kind."""
+    key = next((key for key in _EXPERT_COUNTS if config.get(key) not in (None, False, 0)), None)
+    if key is None:
+        return None
+    if kind not in _MOE_TYPES:
+        raise ShapeError(
+            f"{file}: {key} = {_shown(config[key])}: mixture of experts of model_type "
+            f"{_shown(config.get('model_type'))} is not supported; allowed: {', '.join(_MOE_TYPES)}"
+        )
+    if config.get("decoder_sparse_step") not in (None, 1) or config.get("mlp_only_layers") not in (None, []):
+        raise ShapeError(f"{file}: dense layers between sparse ones are not supported; decoder_sparse_step 1 is")
+    if config.get("moe_layer_freq") not in (None, 1):
+        raise ShapeError(f"{file}: moe_layer_freq = {_shown(config['moe_layer_freq'])}: only 1 is supported")
+    own_size = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
+    moe = MixtureOfExperts(
+        num_experts=_count(config, key, file),
+        num_experts_per_tok=_count(config, "num_experts_per_tok", file),
+        intermediate_size=_count(config, own_size, file),
+        num_shared_experts=_whole(config, "n_shared_experts", file),
+        num_dense_layers=_whole(config, "first_k_dense_replace", file),
+        scoring_bias=config.get("topk_method") == "noaux_tc",
+    )
+    if moe.num_experts_per_tok > moe.num_experts:
+        raise ShapeError(
+            f"{file}: num_experts_per_tok = {moe.num_experts_per_tok}: there are {moe.num_experts} experts"
+        )
+    if moe.num_dense_layers > _count(config, "num_hidden_layers", file):
+        raise ShapeError(f"{file}: first_k_dense_replace = {moe.num_dense_layers}: more than num_hidden_layers")
+    return moe
+
+
+def _mla_of(config: Mapping[str, object], file: Path) -> LatentAttention | None:
+    if config.get("kv_lora_rank") in (None, False, 0):
+        return None
+    return LatentAttention(
+        q_lora_rank=None if config.get("q_lora_rank") is None else _count(config, "q_lora_rank", file),
+        kv_lora_rank=_count(config, "kv_lora_rank", file),
+        qk_nope_head_dim=_count(config, "qk_nope_head_dim", file),
+        qk_rope_head_dim=_count(config, "qk_rope_head_dim", file),
+        v_head_dim=_count(config, "v_head_dim", file),
     )
 
 
 def _refuse_other_kinds(config: Mapping[str, object], file: Path) -> None:
-    only = "only decoders with full attention and a dense MLP have a shape here"
+    only = "only decoders with full attention (grouped queries or latent) have a shape here"
     for key, kind in _REFUSED_COUNTS.items():
         value = config.get(key)
         if value is not None and value is not False and value != 0:
@@ -568,6 +833,16 @@ def _count(config: Mapping[str, object], key: str, file: Path) -> int:
     value = config[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ShapeError(f"{file}: {key} = {_shown(value)}: expected a whole number above 0")
+    return value
+
+
+def _whole(config: Mapping[str, object], key: str, file: Path) -> int:
+    """A count that may be 0, left out or null."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ShapeError(f"{file}: {key} = {_shown(value)}: expected a whole number from 0 on")
     return value
 
 

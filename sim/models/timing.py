@@ -1,39 +1,44 @@
 """What a step costs: sums over its frames go in, integer nanoseconds by part come out.
 
-Knows a model's shape, a card and the published forms. Must not know requests, batches or policies: the engine fills a
-`StepShape` as it walks the frames.
+Knows a model's shape, a card, its calibration and the published forms. Must not know requests, batches or policies: the
+engine fills a `StepShape` as it walks the frames.
 
-A step is a sum of parts, each with its own form; `TimingModel.notes` lists what of it is not validated. Nobody has
-published an error under speculation. Forms and constants are fits to public measurements (see `sim.models.hardware`);
-those that are not a card's are in `TimingParams`.
+A step is a sum of parts, each with its own form (docs/timing.md); `TimingModel.notes` lists what of it is not
+validated. Nobody has published an error under speculation. A card's constants stand in its calibration; those that are
+not a card's are in `TimingParams`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple
 
-from sim.models.hardware import Hardware, LinearEfficiency
+from sim.models.calibration import AllReduce, Calibration, Grid, LinearLayers
+from sim.models.hardware import Hardware
 from sim.models.shapes import (
     DrafterShape,
+    Experts,
     Linear,
     ModelShape,
     dtype_bytes,
     kv_dtype_bytes,
 )
 
-__all__ = ["NO_COST", "StepCost", "StepShape", "TimingModel", "TimingParams", "capture_sizes"]
+__all__ = ["ATTENTION_KERNELS", "NO_COST", "StepCost", "StepShape", "TimingModel", "TimingParams", "capture_sizes"]
 
 _ACTIVATION_BYTES: Final = 2
 """Activations, and what an all-reduce sends, are 16-bit."""
 
-_FA2_NOSPLIT_MEMORY: Final = 0.46
 _MEMO_ROWS: Final = 65536
 """Row counts beyond a step's are rarely seen twice; they are not kept."""
-_FA2_WAVES: Final = 1.3
-"""FlashAttention 2 without split: KV bytes over 0.46 of the bandwidth, or query heads over 1.3 times the SMs."""
+
+ATTENTION_KERNELS: Final = ("fa2", "fa3", "flashinfer")
+"""fa2: KV is not split where a request has several query tokens. fa3, flashinfer: it is."""
+_QUERY_TILE: Final = 128
+"""Query rows, those of all query heads of a KV head packed, that fa3 and flashinfer take through the KV at once."""
 
 
 class StepShape:
@@ -44,11 +49,13 @@ class StepShape:
 
     __slots__ = (
         "decode_kv_tokens",
+        "decode_qk_pairs",
         "decode_reqs",
         "decode_tokens",
         "draft_context_pairs",
         "draft_context_tokens",
         "max_decode_kv_tokens",
+        "max_prefill_kv_tokens",
         "moved_rows",
         "num_draft_reqs",
         "num_prefills",
@@ -74,12 +81,16 @@ class StepShape:
         """Their rows."""
         self.decode_kv_tokens = 0
         """Sum of their context lengths, once a request, this step's rows included."""
+        self.decode_qk_pairs = 0
+        """Sum over them of rows times context: what verification's arithmetic goes by."""
         self.max_decode_kv_tokens = 0
         """The longest of these contexts."""
         self.prefill_tokens = 0
         """Rows of prefill chunks."""
         self.prefill_kv_tokens = 0
         """Sum over chunks of history + chunk."""
+        self.max_prefill_kv_tokens = 0
+        """The longest history + chunk."""
         self.prefill_qk_pairs = 0
         """Sum over chunks of n rows of n * history + n (n + 1) / 2: the pairs that a causal mask leaves."""
         self.draft_context_tokens = 0
@@ -100,6 +111,8 @@ class StepShape:
         self.num_reqs = self.num_tokens = self.num_sampled_tokens = 0
         self.decode_reqs = self.decode_tokens = self.decode_kv_tokens = self.max_decode_kv_tokens = 0
         self.prefill_tokens = self.prefill_kv_tokens = self.prefill_qk_pairs = self.num_prefills = 0
+        self.decode_qk_pairs = self.max_prefill_kv_tokens = 0
+        self.draft_context_tokens = self.draft_context_pairs = self.moved_rows = 0
         self.num_draft_reqs = self.num_spec_tokens = 0
 
     def add_decode(self, rows: int, context: int) -> None:
@@ -110,6 +123,7 @@ class StepShape:
         self.decode_reqs += 1
         self.decode_tokens += rows
         self.decode_kv_tokens += context
+        self.decode_qk_pairs += rows * context
         if context > self.max_decode_kv_tokens:
             self.max_decode_kv_tokens = context
 
@@ -122,6 +136,8 @@ class StepShape:
         self.prefill_tokens += rows
         self.prefill_kv_tokens += history + rows
         self.prefill_qk_pairs += rows * history + rows * (rows + 1) // 2
+        if history + rows > self.max_prefill_kv_tokens:
+            self.max_prefill_kv_tokens = history + rows
 
     def __repr__(self) -> str:
         return f"StepShape({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
@@ -130,8 +146,10 @@ class StepShape:
 class StepCost(NamedTuple):
     """Nanoseconds by part; the parts are disjoint.
 
-    `linear` is for the rows there are, `padding` what CUDA graph padding adds to it; `overhead` is host and small
-    kernels, with what an eager step waits for its launches; `drafting` the proposal after the step.
+    `linear` is what the linear layers take for one row (reading their weights: memory), `arithmetic` what the rows
+    there are add to it, `padding` what CUDA graph padding adds; `attention_decode` reads KV, `allreduce` is
+    communication; `overhead` is host and small kernels, with what an eager step waits for its launches; `drafting` the
+    proposal after the step; `jitter` what a draw adds or takes, 0 unless the scenario asks for it.
     """
 
     linear: int = 0
@@ -143,6 +161,8 @@ class StepCost(NamedTuple):
     drafting: int = 0
     compaction: int = 0
     """Moving the accepted branch of token trees to the front: each row is read and written once."""
+    arithmetic: int = 0
+    jitter: int = 0
 
     @property
     def total(self) -> int:
@@ -157,12 +177,12 @@ NO_COST: Final = StepCost()
 class TimingParams:
     """Costs that belong to the engine, not to a card. Microseconds, unless the name says otherwise."""
 
-    per_layer_us: float = 14.0
-    """Norms, rotary embedding, activation and cache write of a layer. Fit to 60 H200 serving rows (aiconfigurator)."""
-    per_step_us: float = 950.0
-    """Host work of a step that the device waits for. Fits to serving rows range from 800 to 1,100."""
-    per_sampled_token_us: float = 16.0
-    """A sampled or verified token: sampler, detokenisation, output. The fits range from 12 to 20."""
+    per_layer_us: float | None = None
+    """Small kernels of a layer that do not depend on its rows; None takes the calibration's."""
+    per_step_us: float | None = None
+    """Host work of a step that the device waits for; None takes the calibration's."""
+    per_sampled_token_us: float | None = None
+    """A sampled or verified token: sampler, detokenisation, output; None takes the calibration's."""
     draft_round_us: float = 1700.0
     """Host glue of a round of drafting, n-gram excepted. NVIDIA, aisimulate 0.13: 1.7 ms, H200, chains."""
     draft_step_us: float | None = None
@@ -173,19 +193,19 @@ class TimingParams:
     eager_layer_us: float = 546.0
     """Launching a layer outside CUDA graphs; the step takes at least that for each layer, unless its kernels take
     longer. NVIDIA, aisimulate 0.13: a model of 28 layers takes 15.3 ms eager, 1.4 ms in a graph (H100)."""
-    fa2_us_per_1000_tokens: float = 25.0
-    """FlashAttention 2 with several query tokens: walking a context without a split. Measured: 21 to 29 (40 on an RTX
-    3090; aiconfigurator, LLMServingSim, vllm-project/flash-attention pull request 193)."""
-    flash_attention: int | None = None
-    """2 or 3; None takes the card's."""
+    attention_kernel: str | None = None
+    """One of ATTENTION_KERNELS; None takes the card's."""
 
     def __post_init__(self) -> None:
         for parameter in fields(self):
             value = getattr(self, parameter.name)
+            if parameter.name == "attention_kernel":
+                continue
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{parameter.name}: must be 0 or more, got {value!r}")
-        if self.flash_attention not in (None, 2, 3):
-            raise ValueError(f"flash_attention: must be 2 or 3, got {self.flash_attention!r}")
+        if self.attention_kernel is not None and self.attention_kernel not in ATTENTION_KERNELS:
+            allowed = ", ".join(ATTENTION_KERNELS)
+            raise ValueError(f"attention_kernel: must be one of {allowed}, got {self.attention_kernel!r}")
 
 
 def capture_sizes(max_num_seqs: int, max_num_batched_tokens: int, num_spec_tokens: int = 0) -> tuple[int, ...]:
@@ -220,6 +240,7 @@ def capture_sizes(max_num_seqs: int, max_num_batched_tokens: int, num_spec_token
 class TimingModel:
     """Step costs of one model on one card (times `tp`), with or without a drafter.
 
+    `calibration`: what the card's kernels reach; one that was fitted on another card is put on this one's datasheet.
     `drafter` None: no drafting. `captured`: the captured sizes, ascending, as `capture_sizes` gives them; empty: every
     step is eager. `dtype`, `kv_cache_dtype` as in vLLM (`fp8` weights: fp8 linear layers). Raises ShapeError for a
     dtype that is not known or a `tp` that does not divide the model, ValueError for a `tp` without all-reduce figures.
@@ -230,6 +251,7 @@ class TimingModel:
 
     shape: ModelShape
     card: Hardware
+    calibration: Calibration
     tp: int = 1
     dtype: str = "bfloat16"
     kv_cache_dtype: str = "auto"
@@ -239,55 +261,74 @@ class TimingModel:
 
     def __post_init__(self) -> None:
         card, shape, params = self.card, self.shape, self.params
+        forms = self._forms = self.calibration.for_card(card)
         self._sizes = list(self.captured)
         self._largest = self._sizes[-1] if self._sizes else 0
-        fp8 = dtype_bytes(self.dtype) == 1
         self._kv_bytes = kv_dtype_bytes(self.kv_cache_dtype, self.dtype)
-        efficiency = card.linear_fp8 if fp8 else card.linear
-        peak = card.fp8_flops if fp8 and card.fp8_flops is not None else card.bf16_flops
-        self._layers = _LinearTimes(
-            [(linear, shape.num_layers) for linear in shape.layer_linears(self.tp)],
-            efficiency,
-            peak,
-            card.bandwidth,
-            dtype_bytes(self.dtype),
-        )
-        head_bytes = max(2, dtype_bytes(self.dtype))
-        self._head = _LinearTimes(
-            [(shape.lm_head(self.tp), 1)], card.linear, card.bf16_flops, card.bandwidth, head_bytes
-        )
-        self._attention = _AttentionTimes(shape, card, self.tp, self._kv_bytes, params)
+        self._layers = _LinearTimes(shape.linears(self.tp), forms, card, self.dtype, shape.experts(self.tp))
+        self._layers_one_row_ns = self._layers.ns(1)
+        head_dtype = "bfloat16" if dtype_bytes(self.dtype) == 1 else self.dtype
+        self._head = _LinearTimes(((shape.lm_head(self.tp), 1),), forms, card, head_dtype)
+        self._head_one_row_ns = self._head.ns(1)
+        self._attention = _AttentionTimes(shape, card, forms, self.tp, self._kv_bytes, params)
+        nowhere = (0.0, math.inf)
+        self._most_rows = 2 * self._layers.ranges.get("rows", nowhere)[1]
+        self._most_requests = 2 * self._attention.ranges.get("requests", nowhere)[1]
+        self._longest = 2 * self._attention.ranges.get("context", nowhere)[1]
         row_bytes = shape.kv_bytes_per_token(self._kv_bytes, self.tp)
         self._move_ns_per_row = 1e9 * 2 * row_bytes / card.bandwidth
-        self._overhead_ns = 1e3 * (params.per_step_us + params.per_layer_us * shape.num_layers)
+        overhead = forms.overhead
+        per_step = overhead.per_step_us if params.per_step_us is None else params.per_step_us
+        per_layer = self._per_layer_us = overhead.per_layer_us if params.per_layer_us is None else params.per_layer_us
+        per_token = (
+            overhead.per_sampled_token_us if params.per_sampled_token_us is None else params.per_sampled_token_us
+        )
+        self._overhead_ns = 1e3 * (per_step + per_layer * shape.num_layers)
+        self._sampled_ns = 1e3 * per_token
+        self._small_ns_per_row = _small_ns_per_row(shape, card, forms, self.tp)
         self._launch_ns = 1e3 * params.eager_layer_us * shape.num_layers
-        self._reduce_t0_ns = self._reduce_ns_per_row = 0.0
-        if self.tp > 1:
-            link = card.allreduce_for(self.tp)
-            # Two a layer: after attention and after the MLP.
-            self._reduce_t0_ns = 1e3 * 2 * shape.num_layers * link.t0_us
-            self._reduce_ns_per_row = (
-                1e9 * 2 * shape.num_layers * shape.hidden_size * _ACTIVATION_BYTES / link.bandwidth
-            )
+        self._reduce = _ReduceTimes(shape, forms.allreduce_for(self.tp)) if self.tp > 1 else None
         self._drafting = (
             None
             if self.drafter is None or self.drafter.layers is None
-            else _DraftTimes(self.drafter, self.drafter.layers, card, self.tp, self._kv_bytes, params)
+            else _DraftTimes(self.drafter, self.drafter.layers, card, forms, self.tp, self._kv_bytes, params, per_layer)
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What of these costs is estimated, borrowed or not validated."""
-        notes = list(self.card.notes)
-        if dtype_bytes(self.dtype) == 1:
-            notes.append("fp8 linear layers: this form is 17 to 20 percent off")
-        if self._attention.splits:
+        notes = list(self._forms.notes)
+        if dtype_bytes(self.dtype) == 1 and "fp8" not in self._forms.linear:
+            notes.append(f"fp8 linear layers on {self.card.name}: no table; bf16 kernels on one byte a weight")
+        if self._attention.kernel == "fa3":
             notes.append("verification costs as much attention as decoding (FlashAttention 3): not validated")
+        elif self._attention.kernel == "flashinfer":
+            notes.append("FlashInfer: FlashAttention 3's figures, not validated")
         else:
-            notes.append("prefill chunks beside decodes cost more than the sum on FlashAttention 2")
+            notes.append("FlashAttention 2: prefill chunks beside decodes, validated on an RTX 4090 alone")
+        if self.shape.moe is not None:
+            notes.append(
+                "mixture of experts: experts touched as if the router spread evenly; grouped kernels not measured"
+            )
+        if self.shape.mla is not None:
+            notes.append("latent attention: forms of grouped-query kernels on its bytes and operations, not measured")
         if self.drafter is not None:
             notes.append("nobody has published an error under speculation")
         return tuple(notes)
+
+    def outside(self, step: StepShape) -> str | None:
+        """The first quantity of the step that lies outside what the calibration was measured on; None inside.
+
+        Only axes with a range count; a factor of 2 beyond it is let pass.
+        """
+        if step.num_tokens > self._most_rows:
+            return f"{step.num_tokens} tokens in a step; linear layers were measured up to {self._most_rows / 2:g}"
+        if step.decode_reqs > self._most_requests:
+            return f"{step.decode_reqs} decoding requests; measured up to {self._most_requests / 2:g}"
+        if step.decode_kv_tokens > self._longest * step.decode_reqs:
+            mean = step.decode_kv_tokens / step.decode_reqs
+            return f"contexts of {mean:.0f} tokens; decode attention was measured up to {self._longest / 2:g}"
+        return None
 
     def padded(self, num_tokens: int) -> int:
         """The rows a step of that many tokens runs with."""
@@ -300,21 +341,27 @@ class TimingModel:
         tokens = step.num_tokens
         if tokens <= 0:
             return NO_COST
-        params = self.params
         rows = self.padded(tokens)
-        linear = self._layers.ns(tokens) + self._head.ns(step.num_sampled_tokens)
-        padding = self._layers.ns(rows) - self._layers.ns(tokens) if rows != tokens else 0.0
-        decode = self._attention.decode_ns(step) if step.decode_reqs else 0.0
-        prefill = self._attention.prefill_ns(step) if step.num_prefills else 0.0
-        reduce = self._reduce_t0_ns + self._reduce_ns_per_row * rows
-        overhead = self._overhead_ns + 1e3 * params.per_sampled_token_us * step.num_sampled_tokens
+        sampled = step.num_sampled_tokens
+        layers = self._layers.ns(tokens)
+        linear = min(layers, self._layers_one_row_ns)
+        arithmetic = layers - linear
+        if sampled:
+            head = self._head.ns(sampled)
+            linear += min(head, self._head_one_row_ns)
+            arithmetic += max(0.0, head - self._head_one_row_ns)
+        padding = max(0.0, self._layers.ns(rows) - layers) if rows != tokens else 0.0
+        decode, prefill = self._attention.ns(step)
+        reduce = 0.0 if self._reduce is None else self._reduce.ns(rows)
+        overhead = self._overhead_ns + self._sampled_ns * sampled + self._small_ns_per_row * rows
         if tokens > self._largest:
-            overhead += max(0.0, self._launch_ns - (linear + decode + prefill + reduce))
+            overhead += max(0.0, self._launch_ns - (layers + decode + prefill + reduce))
         drafting = 0.0
         if self._drafting is not None:
             drafting = self._drafting.ns(step, rows, self.padded(step.num_draft_reqs))
         elif self.drafter is not None and step.num_draft_reqs and step.num_spec_tokens:
-            drafting = params.ngram_share * (linear + padding + decode + prefill + reduce + overhead)
+            so_far = linear + arithmetic + padding + decode + prefill + reduce + overhead
+            drafting = self.params.ngram_share * so_far
         return StepCost(
             round(linear),
             round(padding),
@@ -324,102 +371,259 @@ class TimingModel:
             round(overhead),
             round(drafting),
             round(self._move_ns_per_row * step.moved_rows),
+            round(arithmetic),
         )
 
 
-class _LinearTimes:
-    """Times of a set of linear layers by rows, each computed once."""
+def _small_ns_per_row(shape: ModelShape, card: Hardware, forms: Calibration, tp: int) -> float:
+    """Norms, rotary embedding and activation of all layers for one row: bytes in and out, fused as vLLM does."""
+    heads, kv_heads = shape.heads(tp)
+    qkv = (heads + 2 * kv_heads) * shape.head_dim
+    mlp = shape.intermediate_size // tp
+    if shape.moe is not None:
+        mlp = (shape.moe.num_experts_per_tok + shape.moe.num_shared_experts) * shape.moe.intermediate_size // tp
+    # Two norms, each reads and writes hidden state and residual; rotary in place; activation reads two, writes one.
+    elements = 2 * 4 * shape.hidden_size + 2 * qkv + 3 * mlp
+    per_layer = elements * _ACTIVATION_BYTES / (forms.elementwise.memory * card.bandwidth)
+    return 1e9 * shape.num_layers * per_layer
 
-    __slots__ = ("_by_rows", "_p", "_t0_ns", "_terms")
+
+class _ReduceTimes:
+    """The all-reduces of a step by rows, each computed once: two a layer, after attention and after the MLP."""
+
+    __slots__ = ("_by_rows", "_link", "_row_bytes", "_times")
+
+    def __init__(self, shape: ModelShape, link: AllReduce) -> None:
+        self._link = link
+        self._times = 2 * shape.num_layers
+        self._row_bytes = shape.hidden_size * _ACTIVATION_BYTES
+        self._by_rows: dict[int, float] = {}
+
+    def ns(self, rows: int) -> float:
+        known = self._by_rows.get(rows)
+        if known is None:
+            known = 1e3 * self._times * self._link.us(rows * self._row_bytes)
+            if rows < _MEMO_ROWS:
+                self._by_rows[rows] = known
+        return known
+
+
+class _LinearTimes:
+    """Times of a set of linear layers, and of experts, by rows, each computed once."""
+
+    __slots__ = ("_by_rows", "_experts", "_grid", "_p", "_t0_ns", "_terms", "ranges")
 
     def __init__(
         self,
         linears: Sequence[tuple[Linear, int]],
-        efficiency: LinearEfficiency,
-        peak: float,
-        bandwidth: float,
-        element_bytes: int,
+        forms: Calibration,
+        card: Hardware,
+        dtype: str,
+        experts: Experts | None = None,
     ) -> None:
-        self._p = efficiency.p
-        self._t0_ns = 1e3 * efficiency.t0_us
-        # Per layer: how many, compute ns a row, ns for its weights.
+        element_bytes = dtype_bytes(dtype)
+        part, peak = _linear_form(forms, card, dtype)
+        bandwidth = card.bandwidth
+        self.ranges: Mapping[str, tuple[float, float]] = part.evidence.ranges
+        self._p = part.p
+        self._t0_ns = 1e3 * part.t0_us
+        self._grid = part.grid
+        # Per layer: how many, compute ns a row, ns for its weights, outputs, inputs.
         self._terms = [
             (
                 times,
-                1e9 * 2 * linear.n * linear.k / (efficiency.compute * peak),
-                1e9 * linear.n * linear.k * element_bytes / (efficiency.memory * bandwidth),
+                1e9 * 2 * linear.n * linear.k / (part.compute * peak),
+                1e9 * linear.n * linear.k * element_bytes / (part.memory * bandwidth),
+                linear.n,
+                linear.k,
             )
             for linear, times in linears
         ]
+        self._experts: tuple[Experts, tuple[tuple[float, float], ...]] | None = None
+        if experts is not None:
+            costs = tuple(
+                (
+                    1e9 * 2 * matrix.n * matrix.k / (part.compute * peak),
+                    1e9 * matrix.n * matrix.k * element_bytes / (part.memory * bandwidth),
+                )
+                for matrix in (experts.gate_up, experts.down)
+            )
+            self._experts = (experts, costs)
         self._by_rows: dict[int, float] = {0: 0.0}
 
     def ns(self, rows: int) -> float:
         known = self._by_rows.get(rows)
         if known is None:
-            p = self._p
-            known = sum(
-                times * (((rows * compute) ** p + memory**p) ** (1 / p) + self._t0_ns)
-                for times, compute, memory in self._terms
-            )
+            known = self._computed(rows)
+            if self._grid is not None:  # measured times dip here and there; fewer rows never cost more here
+                below = [int(knot) for knot in self._grid.knots[0] if knot < rows]
+                if below:
+                    known = max(known, self.ns(below[-1]))
             if rows < _MEMO_ROWS:
                 self._by_rows[rows] = known
         return known
+
+    def _computed(self, rows: int) -> float:
+        p, grid = self._p, self._grid
+        total = 0.0
+        for times, compute, memory, n, k in self._terms:
+            one = ((rows * compute) ** p + memory**p) ** (1 / p) + self._t0_ns
+            if grid is not None:
+                one *= math.exp(grid.log_factor(rows, n, k))
+            total += times * one
+        if self._experts is not None:
+            experts, costs = self._experts
+            # Weights of the experts that the batch touches are read once, each token's rows pass through its own.
+            touched = experts.moe.expected_experts(rows)
+            expert_rows = rows * experts.moe.num_experts_per_tok
+            for compute, memory in costs:
+                one = ((expert_rows * compute) ** p + (touched * memory) ** p) ** (1 / p) + self._t0_ns
+                total += experts.layers * one
+        return total
+
+
+def _linear_form(forms: Calibration, card: Hardware, dtype: str) -> tuple[LinearLayers, float]:
+    """The form for a weight's type, and the peak it is a share of."""
+    if dtype_bytes(dtype) != 1:
+        return forms.linear["bfloat16"], card.bf16_flops
+    if card.fp8_flops is not None and "fp8" in forms.linear:
+        return forms.linear["fp8"], card.fp8_flops
+    # Weight-only fp8: bf16 kernels on one byte a weight. Their grid was measured on two.
+    part = forms.linear["bfloat16"]
+    return LinearLayers(part.compute, part.memory, part.t0_us, part.p, None, part.evidence), card.bf16_flops
 
 
 class _AttentionTimes:
     """Attention of all layers of one model on one rank."""
 
     __slots__ = (
+        "_compute_ns_per_pair",
         "_decode_ns_per_token",
         "_decode_t0_ns",
+        "_group",
+        "_kv_head_share_of_l2",
         "_nosplit_ns_per_token",
-        "_nosplit_waves_per_token",
+        "_pair_ns",
         "_prefill_ns_per_kv",
         "_prefill_ns_per_pair",
         "_prefill_ns_per_row",
         "_prefill_t0_ns",
+        "_prefill_walk_ns",
+        "_slots",
+        "_table",
+        "_tile_ns",
         "_walk_ns_per_token",
+        "_waves_ns_per_token",
+        "kernel",
+        "ranges",
         "splits",
     )
 
-    def __init__(self, shape: ModelShape, card: Hardware, tp: int, kv_element_bytes: int, params: TimingParams) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        card: Hardware,
+        forms: Calibration,
+        tp: int,
+        kv_element_bytes: int,
+        params: TimingParams,
+    ) -> None:
         layers = shape.num_layers
-        heads, _ = shape.heads(tp)
-        factor = card.fp8_kv_factor if kv_element_bytes == 1 else 1.0
-        # The fp8 factor is a time over the bf16 cache's, so bytes are counted in 16 bits here.
-        kv_bytes = shape.kv_bytes_per_token(2 if kv_element_bytes == 1 else kv_element_bytes, tp)
-        bandwidth, decode, prefill = card.bandwidth, card.decode, card.prefill
+        heads, kv_heads = shape.heads(tp)
+        mla = shape.mla
+        fp8 = kv_element_bytes == 1
+        own_fp8 = fp8 and "fp8" in forms.decode
+        decode = forms.decode["fp8" if own_fp8 else "bfloat16"]
+        prefill = forms.prefill["fp8" if fp8 and "fp8" in forms.prefill else "bfloat16"]
+        factor = forms.fp8_kv_factor if fp8 and not own_fp8 else 1.0
+        # That factor is a time over the bf16 cache's, so bytes are counted in 16 bits with it.
+        kv_bytes = shape.kv_bytes_per_token(2 if fp8 and not own_fp8 else kv_element_bytes, tp)
+        bandwidth = card.bandwidth
         self._decode_t0_ns = 1e3 * layers * decode.t0_us
         self._decode_ns_per_token = 1e9 * factor * kv_bytes / (decode.memory * bandwidth)
-        version = params.flash_attention or card.flash_attention
-        self.splits = version != 2
-        self._nosplit_ns_per_token = 1e9 * factor * kv_bytes / (_FA2_NOSPLIT_MEMORY * bandwidth)
-        self._walk_ns_per_token = layers * params.fa2_us_per_1000_tokens
-        self._nosplit_waves_per_token = self._walk_ns_per_token * heads / (card.num_sms * _FA2_WAVES)
+        self._pair_ns = layers * kv_heads * decode.pair_ns
+        self.ranges: Mapping[str, tuple[float, float]] = decode.evidence.ranges
+        self._group = heads // kv_heads
+        self._table: _Table | None = None
+        if decode.grid is not None and mla is None:
+            self._table = _Table(decode.grid.sliced(kv_heads=kv_heads, group=self._group))
+        self.kernel = params.attention_kernel or ("fa2" if card.flash_attention == 2 else "fa3")
+        self.splits = self.kernel != "fa2"
+        no_split = forms.no_split
+        self._nosplit_ns_per_token = 1e9 * factor * kv_bytes / (no_split.memory * bandwidth)
+        self._walk_ns_per_token = layers * no_split.us_per_1000_tokens
+        self._slots = card.num_sms * no_split.slots_per_sm
+        self._waves_ns_per_token = self._walk_ns_per_token * heads / self._slots
+        self._tile_ns = 1e3 * layers * no_split.tile_us * heads / self._slots
+        self._kv_head_share_of_l2 = kv_bytes / (layers * kv_heads * no_split.l2_mb * 1e6)
         self._prefill_t0_ns = 1e3 * layers * prefill.t0_us
+        self._prefill_walk_ns = layers * prefill.walk_us_per_1000
         # Four operations a pair and element of a head: two products, two each.
-        self._prefill_ns_per_pair = 1e9 * 4 * layers * heads * shape.head_dim / (prefill.compute * card.bf16_flops)
-        self._prefill_ns_per_kv = 1e9 * kv_bytes / (prefill.memory * bandwidth)
+        flops = 4 * heads * shape.head_dim
         row_bytes = 2 * heads * shape.head_dim * _ACTIVATION_BYTES  # query in, output out
+        decode_flops = flops
+        if mla is not None:
+            query_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+            flops = 2 * heads * (query_dim + mla.v_head_dim)
+            row_bytes = heads * (query_dim + mla.v_head_dim) * _ACTIVATION_BYTES
+            # Decoding works on the latent vector itself: the up-projections are absorbed.
+            decode_flops = 2 * heads * (mla.cached_elements + mla.kv_lora_rank)
+        self._prefill_ns_per_pair = 1e9 * layers * flops / (prefill.compute * card.bf16_flops)
+        self._compute_ns_per_pair = 1e9 * layers * decode_flops / (prefill.compute * card.bf16_flops)
+        self._prefill_ns_per_kv = 1e9 * kv_bytes / (prefill.memory * bandwidth)
         self._prefill_ns_per_row = 1e9 * layers * row_bytes / (prefill.memory * bandwidth)
 
-    def decode_ns(self, step: StepShape) -> float:
-        kv_tokens = step.decode_kv_tokens
-        if self.splits or (step.decode_tokens <= step.decode_reqs and not step.num_prefills):
-            return self._decode_t0_ns + self._decode_ns_per_token * kv_tokens
+    def ns(self, step: StepShape) -> tuple[float, float]:
+        """Decoding's part and prefill's."""
+        requests = step.decode_reqs
+        if not step.num_prefills:
+            if not requests:
+                return 0.0, 0.0
+            if self.splits or step.decode_tokens <= requests:
+                return self._split_ns(step), 0.0
+            return self._decode_t0_ns + self._nosplit_ns(step), 0.0
+        chunks = self._chunks_ns(step)
+        if not requests:
+            return 0.0, chunks
+        if self.splits:
+            return self._split_ns(step), chunks
+        # FlashAttention 2 takes all frames in one launch without a split: the work adds up, and the longest context is
+        # walked from end to end beside it.
+        decode = self._nosplit_ns(step)
+        longest = max(step.max_decode_kv_tokens, step.max_prefill_kv_tokens)
+        return max(decode, self._prefill_t0_ns + self._walk_ns_per_token * longest - chunks), chunks
+
+    def _split_ns(self, step: StepShape) -> float:
+        requests, kv_tokens = step.decode_reqs, step.decode_kv_tokens
+        read = self._decode_ns_per_token * kv_tokens
+        tiles = -(-step.decode_tokens * self._group // (requests * _QUERY_TILE))
+        if tiles > 1:  # rows beyond a tile read the KV again
+            read *= tiles
+        one_token = self._decode_t0_ns + self._pair_ns * requests + read
+        if self._table is not None:
+            one_token *= self._table.factor(requests, kv_tokens / requests)
+        return max(one_token, self._decode_t0_ns + self._compute_ns_per_pair * step.decode_qk_pairs)
+
+    def _nosplit_ns(self, step: StepShape) -> float:
         # FlashAttention 2 splits KV only if no request of the batch has more than one query token. So one with the
-        # longest context, or as many as fill the card, walks it in order. For equal contexts this is
-        # max(KV bytes / (.46 W), c ctx max(1, B heads / SMs / 1.3)), with the query heads of a rank.
+        # longest context, or as many as fill the card, walks it in order.
+        requests, kv_tokens = step.decode_reqs, step.decode_kv_tokens
+        # Tiles go by requests, then by heads: the heads of a group that do not fit beside each other read KV again,
+        # unless what a KV head has of all requests stays in the cache.
+        missed = min(max(self._kv_head_share_of_l2 * kv_tokens - 0.5, 0.0), 1.0)
+        again = self._group / min(self._group, max(1.0, self._slots / requests)) - 1.0
         return max(
-            self._decode_t0_ns + self._decode_ns_per_token * kv_tokens,
-            self._nosplit_ns_per_token * kv_tokens,
+            self._nosplit_ns_per_token * kv_tokens * (1.0 + missed * again),
             self._walk_ns_per_token * step.max_decode_kv_tokens,
-            self._nosplit_waves_per_token * kv_tokens,
+            self._waves_ns_per_token * kv_tokens + self._tile_ns * requests,
         )
 
-    def one_token_ns(self, kv_tokens: int) -> float:
+    def one_token_ns(self, requests: int, kv_tokens: int) -> float:
         """Decoding one token a request over contexts of `kv_tokens` in all."""
-        return self._decode_t0_ns + self._decode_ns_per_token * kv_tokens
+        if not requests or not kv_tokens:
+            return self._decode_t0_ns
+        time = self._decode_t0_ns + self._pair_ns * requests + self._decode_ns_per_token * kv_tokens
+        return time if self._table is None else time * self._table.factor(requests, kv_tokens / requests)
 
     def causal_ns(self, pairs: int, tokens: int) -> float:
         """Attention of whole contexts computed from nothing, `tokens` rows with `pairs` under the mask."""
@@ -429,13 +633,45 @@ class _AttentionTimes:
             + (self._prefill_ns_per_kv + self._prefill_ns_per_row) * tokens
         )
 
-    def prefill_ns(self, step: StepShape) -> float:
-        return (
-            self._prefill_t0_ns
-            + self._prefill_ns_per_pair * step.prefill_qk_pairs
+    def _chunks_ns(self, step: StepShape) -> float:
+        return self._prefill_t0_ns + max(
+            self._prefill_ns_per_pair * step.prefill_qk_pairs
             + self._prefill_ns_per_kv * step.prefill_kv_tokens
-            + self._prefill_ns_per_row * step.prefill_tokens
+            + self._prefill_ns_per_row * step.prefill_tokens,
+            self._prefill_walk_ns * step.max_prefill_kv_tokens,
         )
+
+
+class _Table:
+    """A two-dimensional grid made quick: lists of logarithms of its knots, and of its factors by row."""
+
+    __slots__ = ("_columns", "_last", "_rows", "_values")
+
+    def __init__(self, grid: Grid) -> None:
+        rows, columns = grid.knots
+        self._last = (0.0, 0.0, 1.0)
+        self._rows = [math.log(knot) for knot in rows]
+        self._columns = [math.log(knot) for knot in columns]
+        width = len(columns)
+        self._values = [list(grid.log_factors[n * width : (n + 1) * width]) for n in range(len(rows))]
+
+    def factor(self, row: float, column: float) -> float:
+        last_row, last_column, known = self._last
+        if row == last_row and column == last_column:  # a drafter asks several times a step
+            return known
+        rows, columns, values = self._rows, self._columns, self._values
+        x = min(max(math.log(row), rows[0]), rows[-1])
+        y = min(max(math.log(column), columns[0]), columns[-1])
+        i = min(bisect_right(rows, x), len(rows) - 1) - 1
+        j = min(bisect_right(columns, y), len(columns) - 1) - 1
+        u = (x - rows[i]) / (rows[i + 1] - rows[i])
+        v = (y - columns[j]) / (columns[j + 1] - columns[j])
+        low, high = values[i], values[i + 1]
+        below = low[j] + v * (low[j + 1] - low[j])
+        above = high[j] + v * (high[j + 1] - high[j])
+        found = math.exp(below + u * (above - below))
+        self._last = (row, column, found)
+        return found
 
 
 class _DraftTimes:
@@ -445,75 +681,58 @@ class _DraftTimes:
     included, since it also writes the drafter's KV; so it runs at K = 0 too. The other K - 1 have a row a request.
     """
 
-    __slots__ = (
-        "_attention",
-        "_first",
-        "_head",
-        "_later",
-        "_link_ns_per_row",
-        "_link_t0_ns",
-        "_params",
-        "_small_ns",
-    )
+    __slots__ = ("_attention", "_first", "_head", "_later", "_params", "_reduce", "_small_ns", "_small_ns_per_row")
 
     def __init__(
         self,
         drafter: DrafterShape,
         layers: ModelShape,
         card: Hardware,
+        forms: Calibration,
         tp: int,
         kv_element_bytes: int,
         params: TimingParams,
+        per_layer_us: float,
     ) -> None:
-        linears = [(linear, layers.num_layers) for linear in drafter.layer_linears(tp)]
+        linears = list(drafter.linears(tp))
         # The projection is on every rank, not split.
         projection = [] if drafter.projection is None else [(drafter.projection, 1)]
         later = linears + (projection if drafter.projection_each_forward else [])
-
-        def times(of: Sequence[tuple[Linear, int]]) -> _LinearTimes:
-            return _LinearTimes(of, card.linear, card.bf16_flops, card.bandwidth, 2)
-
+        experts = layers.experts(tp)
         head = drafter.lm_head(tp)
-        self._first = times(linears + projection)
-        self._later = times(later)
-        self._head = times([] if head is None else [(head, 1)])
-        self._attention = _AttentionTimes(layers, card, tp, kv_element_bytes, params)
-        self._small_ns = 1e3 * params.per_layer_us * layers.num_layers
-        self._link_t0_ns = self._link_ns_per_row = 0.0
-        if tp > 1:
-            link = card.allreduce_for(tp)
-            self._link_t0_ns = 1e3 * 2 * layers.num_layers * link.t0_us
-            self._link_ns_per_row = (
-                1e9 * 2 * layers.num_layers * layers.hidden_size * _ACTIVATION_BYTES / link.bandwidth
-            )
+        self._first = _LinearTimes(linears + projection, forms, card, "bfloat16", experts)
+        self._later = _LinearTimes(later, forms, card, "bfloat16", experts)
+        self._head = _LinearTimes([] if head is None else [(head, 1)], forms, card, "bfloat16")
+        self._attention = _AttentionTimes(layers, card, forms, tp, kv_element_bytes, params)
+        self._small_ns = 1e3 * per_layer_us * layers.num_layers
+        self._small_ns_per_row = _small_ns_per_row(layers, card, forms, tp)
+        self._reduce = _ReduceTimes(layers, forms.allreduce_for(tp)) if tp > 1 else None
         self._params = params
 
     def ns(self, step: StepShape, rows: int, draft_rows: int) -> float:
         """`rows`, `draft_rows`: those of the step and of the requests that get drafts, padded."""
-        params = self._params
+        params, attention = self._params, self._attention
         forwards = step.num_spec_tokens if step.num_draft_reqs else 0
         cost = 1e3 * params.draft_round_us
         if step.draft_context_tokens:
-            cost += self._first.ns(step.draft_context_tokens) + self._attention.causal_ns(
+            cost += self._first.ns(step.draft_context_tokens) + attention.causal_ns(
                 step.draft_context_pairs, step.draft_context_tokens
             )
         if params.draft_step_us is not None:
             cost += 1e3 * params.draft_step_us * forwards
             if step.num_prefills:  # its prompt rows are not in the figure
-                cost += self._first.ns(step.prefill_tokens) + self._attention.prefill_ns(step)
+                cost += self._first.ns(step.prefill_tokens) + attention.ns(step)[1]
             return cost
-        cost += self._first.ns(rows) + self._small_ns + self._link_t0_ns + self._link_ns_per_row * rows
-        if step.decode_reqs:
-            cost += self._attention.decode_ns(step)
-        if step.num_prefills:
-            cost += self._attention.prefill_ns(step)
+        cost += self._first.ns(rows) + self._small(rows) + sum(attention.ns(step))
         if forwards:
             cost += self._head.ns(step.num_draft_reqs) * forwards
             cost += (forwards - 1) * (
                 self._later.ns(draft_rows)
-                + self._attention.one_token_ns(step.decode_kv_tokens)
-                + self._small_ns
-                + self._link_t0_ns
-                + self._link_ns_per_row * draft_rows
+                + attention.one_token_ns(step.decode_reqs, step.decode_kv_tokens)
+                + self._small(draft_rows)
             )
         return cost
+
+    def _small(self, rows: int) -> float:
+        reduce = 0.0 if self._reduce is None else self._reduce.ns(rows)
+        return self._small_ns + self._small_ns_per_row * rows + reduce

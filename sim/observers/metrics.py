@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 RequestRow = tuple[int | float | str | None, ...]
 """Values by `REQUEST_COLUMNS`."""
 
+Room = tuple[float, float, float]
+"""Of one request over its life: slot-seconds of placeholders and of garbage in memory, and block-seconds held."""
+
+ROOM_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("placeholder_slot_s", "float64"),
+    ("garbage_slot_s", "float64"),
+    ("held_block_s", "float64"),
+)
 REQUEST_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("request", "int64"),
     ("id", "string"),
@@ -54,6 +62,7 @@ REQUEST_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("num_accepted_tokens", "int64"),
     ("num_discarded_tokens", "int64"),
     ("num_trimmed_tokens", "int64"),
+    *ROOM_COLUMNS,
 )
 """Name and type of each column of a request's row; what does not apply is None (`docs/results.md`)."""
 
@@ -169,9 +178,14 @@ class Metrics:
         slo_ttft_ms: float | None = None,
         slo_tpot_ms: float | None = None,
         slo_e2el_ms: float | None = None,
+        room: Callable[[int], Room] | None = None,
     ) -> None:
-        """`on_row` is handed the row of each request that ends, and at the end of the run of each that has not."""
+        """`on_row` is handed the row of each request that ends, and at the end of the run of each that has not.
+
+        `room` is asked for the room of one whose row is made, by index, where somebody has followed it.
+        """
         self._on_row = on_row
+        self._room = room
         self._slo_ms = (slo_ttft_ms, slo_tpot_ms, slo_e2el_ms)
         self._num_speculative_tokens = num_speculative_tokens
         self._live: dict[int, _Facts] = {}
@@ -386,6 +400,7 @@ class Metrics:
                 delivered_accepted + facts.num_discarded_accepted,
                 facts.num_discarded_tokens,
                 facts.num_trimmed_tokens,
+                *((None, None, None) if self._room is None else self._room(request.index)),
             )
         )
 

@@ -47,6 +47,8 @@ _COST_PARTS: Final = (
     "overhead",
     "drafting",
     "compaction",
+    "arithmetic",
+    "jitter",
     "total",
 )
 _COSTS: Final = tuple(f"cost_{part}" for part in _COST_PARTS)

@@ -1,0 +1,80 @@
+"""A finished run made again, for what its tables do not hold: same scenario, same seed, so the same decisions.
+
+Knows manifests and how a run is built; must not know what is looked for. It says so where the run cannot be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sim import __version__, results
+from sim.build import RequestNeverFits, Simulation, build
+from sim.results import ResultsError
+from sim.scenario import Scenario, ScenarioError, resolved_scenario
+from workloads.traces import TraceError
+
+
+class CannotRepeat(Exception):
+    """The run can no longer be made again as it was; the message says why."""
+
+
+def recorded_scenario(folder: Path) -> tuple[Scenario, dict[str, Any]]:
+    """The scenario of a folder of results, and its manifest.
+
+    Raises:
+        ResultsError: it is no folder of results.
+        CannotRepeat: its scenario or the files it reads are not what they were.
+    """
+    manifest = results.read_json(folder / results.MANIFEST)
+    try:
+        file = None if manifest["scenario_file"] is None else Path(manifest["scenario_file"])
+        resolved, digest, inputs = manifest["scenario"], manifest["scenario_digest"], manifest["inputs"]
+        version = manifest["versions"]["speckv"]
+    except (KeyError, TypeError) as error:
+        raise ResultsError(f"{folder / results.MANIFEST} is no manifest of a run: {error} is missing") from error
+    made_by = "" if version == __version__ else f" (the run was made by speckv {version}, this is {__version__})"
+    try:
+        scenario = resolved_scenario(resolved, file)
+    except ScenarioError as error:
+        raise CannotRepeat(f"{folder}: its scenario is not understood any more{made_by}:\n{error}") from error
+    if scenario.digest() != digest:
+        raise CannotRepeat(
+            f"{folder}: the scenario in its manifest has the digest {scenario.digest()[:10]}, and the run's was "
+            f"{digest[:10]}: the manifest was changed, or speckv fills in other defaults now{made_by}"
+        )
+    for fact in inputs:
+        try:
+            (now,) = results.input_facts([Path(fact["path"])])
+        except OSError as error:
+            raise CannotRepeat(f"{folder}: it read {fact['path']}, and now: {error.strerror or error}") from error
+        if now != fact:
+            sizes = f"{fact['bytes']:,} bytes then, {now['bytes']:,} now"
+            raise CannotRepeat(f"{folder}: {fact['path']} has changed since the run: {sizes}")
+    return scenario, manifest
+
+
+def repeat(
+    scenario: Scenario,
+    observe: Callable[[Simulation], Any],
+    done: Callable[[], bool] = lambda: False,
+    watch: Callable[[int], None] | None = None,
+) -> Simulation:
+    """Run it again with the observer that `observe` makes, told after the ledger, until `done` says so or to its end.
+
+    `done` is asked every 200 steps, and `watch` told the simulated ns. Raises CannotRepeat where it cannot be built.
+    """
+    try:
+        simulation = build(scenario)
+        simulation.add_observer(observe(simulation))
+
+        def tick(now_ns: int) -> bool:
+            if watch is not None:
+                watch(now_ns)
+            return not done()
+
+        simulation.run(tick)
+    except (ScenarioError, TraceError, RequestNeverFits) as error:
+        raise CannotRepeat(str(error)) from error
+    return simulation

@@ -1,0 +1,102 @@
+"""`speckv compare`: differences of summaries by hand, and intervals as scipy has them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+import sim
+from sim.differences import compare, picture
+from sim.results import ResultsError
+
+TINY = """
+engine: {num_gpu_blocks: 60, max_model_len: 256, max_num_seqs: 8, speculative_config: {method: eagle3, num_speculative_tokens: 3}}
+timing: {fixed_step_ms: 10}
+workload:
+  synthetic:
+    num_requests: 30
+    arrivals: {process: poisson, rate: 20}
+    prompt_tokens: {distribution: uniform, min: 8, max: 90}
+    output_tokens: {distribution: uniform, min: 1, max: 60}
+output: {pictures: false, steps: false}
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], sim.run.Result]:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.yaml").write_text(TINY)
+    k = "engine.speculative_config.num_speculative_tokens"
+    return {
+        (drafts, seed): sim.simulate(folder / "tiny.yaml", [f"{k}={drafts}", f"seed={seed}"], out=folder / "results")
+        for drafts in (3, 1)
+        for seed in (0, 1, 2)
+    }
+
+
+def test_seeds_of_a_scenario_are_one_group_with_a_paired_interval(runs: dict[tuple[int, int], sim.run.Result]) -> None:
+    found = compare([run.folder for run in runs.values()])
+    assert [group.label for group in found.groups] == ["num_speculative_tokens=3", "num_speculative_tokens=1"]
+    assert [list(group.runs) for group in found.groups] == [[0, 1, 2], [0, 1, 2]]
+    first, second = found.of("e2el_ms_mean")
+    three, one = ([runs[k, seed].summary["e2el_ms"]["mean"] for seed in (0, 1, 2)] for k in (3, 1))
+    assert first.mean == pytest.approx(sum(three) / 3)
+    assert first.difference is None
+    assert second.mean == pytest.approx(sum(one) / 3)
+    assert second.difference is not None
+    expected = stats.ttest_rel(one, three).confidence_interval()
+    assert second.difference.low == pytest.approx(expected.low)
+    assert second.difference.high == pytest.approx(expected.high)
+    assert second.share == pytest.approx(sum(one) / sum(three) - 1)
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(runs: dict[tuple[int, int], sim.run.Result]) -> None:
+    found = compare([runs[3, 0].folder.parent], everything=True)
+    assert len(found.groups) == 2
+    assert found.of("slot_seconds_committed")
+
+
+def test_without_common_seeds_there_is_no_interval(runs: dict[tuple[int, int], sim.run.Result]) -> None:
+    found = compare([runs[3, 0].folder, runs[1, 1].folder])
+    (_, second) = found.of("ttft_ms_mean")
+    assert second.difference is not None
+    assert second.difference.low is None
+    assert second.difference.mean == pytest.approx(
+        runs[1, 1].summary["ttft_ms"]["mean"] - runs[3, 0].summary["ttft_ms"]["mean"]
+    )
+
+
+def test_the_picture_is_drawn(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
+    picture(compare([run.folder for run in runs.values()]), tmp_path / "differences.png")
+    assert (tmp_path / "differences.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_compared_is_said(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="one scenario alone"):
+        compare([runs[3, 0].folder, runs[3, 1].folder])
+    with pytest.raises(ResultsError, match="holds no run"):
+        compare([tmp_path])
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    manifest = json.loads((runs[3, 0].folder / "manifest.json").read_text()) | {"complete": False}
+    (broken / "manifest.json").write_text(json.dumps(manifest))
+    (broken / "summary.json").write_text("{}")
+    with pytest.raises(ResultsError, match="is incomplete"):
+        compare([runs[1, 0].folder, broken])
+
+
+def test_the_command_prints_a_table(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
+    from sim.cli import app
+
+    folder = str(runs[3, 0].folder.parent)
+    done = CliRunner().invoke(app, ["compare", folder])
+    assert done.exit_code == 0, done.output
+    assert "[1] num_speculative_tokens=" in done.stdout
+    assert "e2el_ms_mean" in done.stdout
+    as_json = CliRunner().invoke(app, ["compare", folder, "--json", "--picture", str(tmp_path / "d.svg")])
+    assert len(json.loads(as_json.stdout)["groups"]) == 2
+    assert (tmp_path / "d.svg").is_file()
+    assert CliRunner().invoke(app, ["compare", folder, "--picture", str(tmp_path / "d.nothing")]).exit_code == 2
+    assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2
