@@ -148,9 +148,29 @@ def fit_calibration(
     )
     if tables.iterations and shape is not None:
         made = replace(made, overhead=_fit_iterations(tables.iterations, made, card, shape, lines))
+    made = _sourced(made, files)
     if not lines:
         raise ValueError("nothing to fit: no part has enough points (20 of linear layers or attention, 10 of others)")
     return made, lines
+
+
+def _sourced(made: Calibration, files: str) -> Calibration:
+    """Parts that say how they were fitted and not from what were fitted just now."""
+
+    def said(evidence: Evidence) -> Evidence:
+        fresh = not evidence.source and evidence.borrowed is None and evidence.points
+        return replace(evidence, source=files) if fresh else evidence
+
+    return replace(
+        made,
+        linear={key: replace(part, evidence=said(part.evidence)) for key, part in made.linear.items()},
+        decode={key: replace(part, evidence=said(part.evidence)) for key, part in made.decode.items()},
+        prefill={key: replace(part, evidence=said(part.evidence)) for key, part in made.prefill.items()},
+        no_split=replace(made.no_split, evidence=said(made.no_split.evidence)),
+        allreduce=tuple(replace(part, evidence=said(part.evidence)) for part in made.allreduce),
+        elementwise=replace(made.elementwise, evidence=said(made.elementwise.evidence)),
+        overhead=replace(made.overhead, evidence=said(made.overhead.evidence)),
+    )
 
 
 def card_dtypes(card: Hardware) -> tuple[str, ...]:

@@ -305,7 +305,7 @@ def _part(part: Any, indent: str) -> list[str]:
             lines.append(f"{indent}  knots:")
             lines += [f"{indent}    - {_list(knots)}" for knots in value.knots]
             lines.append(f"{indent}  log_factors:")
-            width = len(value.knots[-1])
+            width = 12
             logs = [f"{log:.3f}" for log in value.log_factors]
             rows = [", ".join(logs[start : start + width]) for start in range(0, len(logs), width)]
             lines += [f"{indent}    [", *(f"{indent}      {row}," for row in rows), f"{indent}    ]"]

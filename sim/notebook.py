@@ -314,7 +314,7 @@ def draw_stack(axes: Axes, table: pd.DataFrame, *, unit: str) -> None:
     axes.set_yticks(places, [str(name) for name in table.index])
     axes.invert_yaxis()
     axes.set_xlabel(unit)
-    axes.margins(x=0.18)
+    axes.set_xlim(0, float(left.max()) * 1.18)
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)

@@ -378,7 +378,8 @@ class Engine(Section):
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024, description="Cards that share the model.")
     dtype: Literal["bfloat16"] = Field(default="bfloat16", description="Weights and activations.")
     quantization: Literal["fp8"] | None = Field(
-        default=None, description="fp8: the linear layers' weights and inputs, as vLLM's --quantization fp8. null: none."
+        default=None,
+        description="fp8: the linear layers' weights and inputs, as vLLM's --quantization fp8. null: none.",
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3"] = Field(
         default="auto", description="KV cache. auto: as dtype. fp8_e4m3 is the same as fp8."
@@ -756,7 +757,9 @@ class Timing(Section):
         description="Every step takes exactly this on the device, whatever is in it, and keys in us have no effect. "
         "For teaching, and for checks against queueing formulas (with schedule_ms and update_ms 0).",
     )
-    jitter: Jitter | None = Field(default=None, description="Random step times. null: a step costs what the model says.")
+    jitter: Jitter | None = Field(
+        default=None, description="Random step times. null: a step costs what the model says."
+    )
 
 
 # Workload

@@ -40,7 +40,8 @@ def conform(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random cases.")] = 0,
     first: Annotated[int, typer.Option("--first", min=0, metavar="I", help="Number of the first case.")] = 0,
     engine: Annotated[
-        str | None, typer.Option("--engine", metavar="PRESET", help="Hold it against this preset, not its release's own.")
+        str | None,
+        typer.Option("--engine", metavar="PRESET", help="Hold it against this preset, not its release's own."),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="vLLM processes beside each other.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,

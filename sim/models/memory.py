@@ -133,7 +133,9 @@ def plan_memory(
     weights = shape.weight_bytes(dtype, tp)
     drafter_weights = 0 if drafter is None else drafter.weight_bytes(tp)
     kept = reserve_bytes(shape, tp, limits) if reserve is None else reserve
-    drafter_block = 0 if drafter is None or not drafter_kv_in_blocks else block_size * drafter.kv_bytes_per_token(element, tp)
+    drafter_block = (
+        0 if drafter is None or not drafter_kv_in_blocks else block_size * drafter.kv_bytes_per_token(element, tp)
+    )
     block = block_size * shape.kv_bytes_per_token(element, tp) + drafter_block
     left = usable - weights - drafter_weights - kept
     if left < block:
