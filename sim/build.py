@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 import sim.scenario as scenarios
 from sim import scenario_schema
@@ -22,7 +24,7 @@ from sim.device import Device, StepTimer, TokenTree
 from sim.drafter_pool import DrafterPool
 from sim.engine import Engine, OutsideEvent, RequestNeverFits
 from sim.models.acceptance import AcceptanceModel, Geometric, Replay, read_accepted_lengths
-from sim.models.acceptance_models import acceptance_model
+from sim.models.acceptance_models import acceptance_model, drafted_of, drafted_share_of
 from sim.models.acceptance_profiles import ACCEPTANCE_PROFILES
 from sim.models.memory import BatchLimits, NoRoomForKV, drafter_outside_bytes, plan_memory
 from sim.models.shapes import kv_dtype_bytes
@@ -367,6 +369,18 @@ def _outside_bytes(scenario: Scenario, settings: Settings) -> int:
         kv_element_bytes=kv_dtype_bytes(engine.kv_cache_dtype, scenarios.weight_dtype(scenario)),
         tp=engine.tensor_parallel_size,
     )
+
+
+def _drafts_at(
+    settings: Settings, drafter: Drafter, acceptance: AcceptanceModel | None
+) -> Callable[[int, int, int], NDArray[np.bool_]] | None:
+    """Where n-grams find a match: vLLM's proposer then returns nothing, and the next frame has no drafts. Under async
+    scheduling the frame has its placeholders all the same, and they are rejected."""
+    if acceptance is None or drafter.method != "ngram" or settings.async_scheduling:
+        return None
+    if drafted_share_of(acceptance, settings.num_speculative_tokens) >= 1.0:
+        return None
+    return partial(drafted_of, acceptance)
 
 
 def _drafter_pool(scenario: Scenario, settings: Settings) -> DrafterPool | None:

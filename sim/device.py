@@ -7,7 +7,7 @@ and models; no clock and no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from sim.core.crash import EngineCrash
@@ -18,6 +18,9 @@ from sim.records import Batch
 from workloads.streams import uniforms
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sim.core.request import Content
     from sim.models.acceptance import AcceptanceModel
     from workloads.spec import RequestSpec
@@ -35,7 +38,7 @@ class StepTimer(Protocol):
 class SimulatedRequest(Request):
     """A request with its place on the device."""
 
-    __slots__ = ("device_position", "runs", "spec", "undrafted")
+    __slots__ = ("device_position", "drafted", "runs", "spec", "undrafted")
 
     def __init__(self, spec: RequestSpec, content: Content) -> None:
         super().__init__(
@@ -52,6 +55,8 @@ class SimulatedRequest(Request):
         """Tokens whose KV is right in device memory once all launched steps have ended."""
         self.runs: list[int] = []
         """By output position: drafts that a verification starting there gets accepted."""
+        self.drafted: list[bool] = []
+        """By output position: whether the drafter has anything to propose there."""
         self.undrafted = False
         """The last round of drafting had no room for it, so that its next frame verifies nothing worth accepting."""
 
@@ -96,7 +101,7 @@ class TokenTree:
 class Device:
     """Plays the worker and its GPU."""
 
-    __slots__ = ("_by_rounds", "acceptance", "moved_rows", "pool", "speculates", "timer", "tree")
+    __slots__ = ("_by_rounds", "_drafts_at", "acceptance", "moved_rows", "pool", "speculates", "timer", "tree")
 
     def __init__(
         self,
@@ -104,8 +109,13 @@ class Device:
         acceptance: AcceptanceModel | None,
         pool: DrafterPool | None = None,
         tree: TokenTree | None = None,
+        drafts_at: Callable[[int, int, int], NDArray[np.bool_]] | None = None,
     ) -> None:
-        """`acceptance`: None without speculation; `pool`: the drafter's own, if it has one."""
+        """`acceptance`: None without speculation; `pool`: the drafter's own, if it has one.
+
+        `drafts_at(request, first, count)`: whether the drafter proposes anything at these output positions, where a
+        proposal may be missing (n-grams, whose drafts the scheduler is told of after the step).
+        """
         self.timer = timer
         self.acceptance = acceptance
         self.speculates = acceptance is not None
@@ -114,6 +124,7 @@ class Device:
         self.moved_rows = 0
         """Rows of KV moved by compaction, in all."""
         self._by_rounds = pool is not None or tree is not None
+        self._drafts_at = drafts_at
 
     def launch(self, batch: Batch, now: int) -> tuple[StepShape, StepCost]:
         """Settle a batch's accepted drafts and its cost; the requests' true positions move on."""
@@ -183,6 +194,8 @@ class Device:
         shape.num_spec_tokens = batch.num_spec_tokens if self.speculates else 0
         if self.tree is not None:
             shape.num_spec_tokens = self.tree.depth
+        if self._drafts_at is not None:
+            self._propose(batch, shape)
         if self.pool is not None:
             self._draft_in_own_pool(self.pool, batch, shape, now)
         return shape, self.timer.step_cost(shape)
@@ -215,6 +228,22 @@ class Device:
                 shape.draft_context_tokens += context
                 shape.draft_context_pairs += context * (context + 1) // 2
         shape.num_draft_reqs = drafted
+
+    def _propose(self, batch: Batch, shape: StepShape) -> None:
+        """Say for whom the drafter finds nothing."""
+        assert self._drafts_at is not None
+        proposed = batch.proposed
+        for request, samples in zip(cast("list[SimulatedRequest]", batch.requests), batch.samples, strict=True):
+            found = False
+            if samples:
+                output = request.device_position + 1 - request.num_prompt_tokens
+                known = len(request.drafted)
+                if output >= known:
+                    count = max(output + 1 - known, _RUN_CHUNK)
+                    request.drafted += self._drafts_at(request.index, known, count).tolist()
+                found = request.drafted[output]
+            proposed.append(batch.num_spec_tokens if found else 0)
+        shape.num_draft_reqs = sum(map(bool, proposed))
 
     def _extend_runs(self, request: SimulatedRequest, output: int) -> None:
         assert self.acceptance is not None

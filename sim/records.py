@@ -57,6 +57,7 @@ class Batch:
         "num_spec_tokens",
         "number",
         "preempted",
+        "proposed",
         "requests",
         "reserved",
         "resumed",
@@ -95,6 +96,9 @@ class Batch:
         self.hits: int = 0
         """Tokens found in the prefix cache by all admitted frames together."""
         self.block_operations: list[BlockOperation] = []
+        self.proposed: list[int] = []
+        """Drafts that the drafter proposes for each frame's request, where that may be fewer than `num_spec_tokens`; else
+        empty. Settled with `accepted`."""
         self.accepted: list[int] = []
         """Accepted drafts by frame; settled when the device launches the batch, empty until then."""
 

@@ -62,7 +62,13 @@ class BlockPool:
         return taken, evicted
 
     def touch(self, blocks: list[int]) -> None:
-        """Refer to blocks once more; those that were free leave the queue."""
+        """Refer to blocks once more; those that were free leave the queue.
+
+        Raises:
+            ValueError: the null block is among them; nothing has been changed.
+        """
+        if 0 in blocks:
+            raise ValueError("the null block cannot be referred to")
         refs = self.refs
         for block in blocks:
             if refs[block] == 0:
@@ -73,14 +79,20 @@ class BlockPool:
             refs[block] += 1
 
     def release(self, walk: list[int]) -> None:
-        """Refer to blocks once less, in this order; those that nobody refers to any more become free."""
+        """Refer to different blocks once less, in this order; those that nobody refers to any more become free.
+
+        Raises:
+            ValueError: a block is the null block or nobody refers to it; nothing has been changed.
+        """
         refs = self.refs
+        if 0 in walk or not all(map(refs.__getitem__, walk)):
+            wrong = next(block for block in walk if block == 0 or not refs[block])
+            raise ValueError(f"block {wrong} is released, but nobody refers to it")
         free: list[int] = []
         for block in walk:
-            if refs[block] < 1 or block == 0:
-                raise ValueError(f"block {block} is released, but nobody refers to it")
-            refs[block] -= 1
-            if refs[block] == 0:
+            left = refs[block] - 1
+            refs[block] = left
+            if left == 0:
                 free.append(block)
         self.freeing(self, free)
         self.num_free += len(free)

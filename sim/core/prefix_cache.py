@@ -44,12 +44,17 @@ class PrefixCache:
                 first[block_hash] = block
 
     def evict(self, blocks: list[int]) -> None:
-        """Take blocks' hashes away. Each must have one (KeyError)."""
+        """Take different blocks' hashes away.
+
+        Raises:
+            KeyError: a block has none; nothing has been changed.
+        """
         hashes = self.hashes
-        for block in blocks:
-            block_hash = hashes[block]
-            if block_hash is None:
-                raise KeyError(f"block {block} has no hash")
+        found = [hashes[block] for block in blocks]
+        if None in found:
+            raise KeyError(f"block {blocks[found.index(None)]} has no hash")
+        for block, block_hash in zip(blocks, found, strict=True):
+            assert block_hash is not None
             hashes[block] = None
             if block_hash in self._duplicates:
                 self._evict_duplicate(block, block_hash)

@@ -385,9 +385,10 @@ class Scheduler:
 
     def _propose(self, batch: Batch) -> None:
         """Without async scheduling the drafts for the next frame are known only now."""
-        for request, samples in zip(batch.requests, batch.samples, strict=True):
+        proposed = batch.proposed or [batch.num_spec_tokens] * len(batch.requests)
+        for request, samples, num_drafts in zip(batch.requests, batch.samples, proposed, strict=True):
             if samples and request.status != FINISHED:
-                request.num_drafts = 0 if request.is_prefill_chunk else batch.num_spec_tokens
+                request.num_drafts = 0 if request.is_prefill_chunk else num_drafts
 
     def _finish(self, request: Request) -> None:
         if self._rules.cache_at_finish and request.status == RUNNING:

@@ -138,8 +138,8 @@ class ModelShape:
 
     `qk_norm` (Qwen3), `qkv_bias` (Qwen2) and `gated_mlp` only matter to the count of weights. `moe`: a mixture of
     experts; `intermediate_size` is then that of the dense layers, if any. `mla`: latent attention; then
-    `num_key_value_heads` and `head_dim` have no influence. `num_mtp_layers`: layers for multi-token prediction that come
-    with it. `source` says where the numbers come from.
+    `num_key_value_heads` and `head_dim` have no influence. `num_mtp_layers`: layers for multi-token prediction that
+    come with it. `source` says where the numbers come from.
     """
 
     name: str

@@ -112,6 +112,8 @@ class Invariants:
         self._pool(now)
         self._counters(now)
         self._garbage(now)
+        if not self.lossy:
+            self._recount(now)
 
     def _conservation(self, now: int) -> None:
         ledger = self.ledger
@@ -119,6 +121,44 @@ class Invariants:
         for name, classes in (("reservations", ledger.reservations()), ("content", ledger.content())):
             if sum(classes) != pool or min(classes) < 0:
                 raise LawBroken(f"law 1 at {now} ns: {name} {classes} against a pool of {pool} slots")
+
+    def _recount(self, now: int) -> None:
+        """The running totals against a count over all owners, class by class, so that no remainder hides a mistake."""
+        ledger = self.ledger
+        size = ledger.block_size
+        in_flight = placeholder = certain = garbage = lookahead = valid = content_garbage = 0
+        for account in ledger.accounts.values():
+            computed, written = account.computed, account.written
+            capacity = account.blocks * size
+            in_flight += account.in_flight - account.drafts
+            placeholder += account.drafts
+            certain += computed - account.in_flight
+            garbage += max(min(written, capacity) - computed, 0)
+            lookahead += max(account.reserved - max(computed, written), 0)
+            valid += account.content_valid
+            content_garbage += account.content_written - account.content_valid
+            if not max(computed, written, account.reserved, account.content_written) <= capacity:
+                raise LawBroken(
+                    f"law 1 at {now} ns: an owner of {capacity} slots uses more: computed {computed}, "
+                    f"written {written}, reserved {account.reserved}"
+                )
+        shared = ledger.extra_refs * size
+        counted = (in_flight, placeholder, certain - shared, garbage, lookahead, valid - shared, content_garbage)
+        kept = (
+            ledger.in_flight,
+            ledger.placeholder,
+            ledger.committed,
+            ledger.garbage,
+            ledger.lookahead,
+            ledger.content_valid,
+            ledger.content_garbage,
+        )
+        if counted != kept:
+            names = "in flight, placeholder, committed, garbage, lookahead, valid, garbage in memory"
+            raise LawBroken(f"law 1 at {now} ns: {names}: {counted} counted, {kept} kept")
+        held = sum(refs > 0 for refs in self.scheduler.pool.refs) - 1
+        if held != ledger.held_blocks:
+            raise LawBroken(f"law 1 at {now} ns: {held} blocks are held, {ledger.held_blocks} by the ledger")
 
     def _pool(self, now: int) -> None:
         pool = self.scheduler.pool

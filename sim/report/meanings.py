@@ -72,10 +72,10 @@ _STATISTICS: Final[Mapping[str, str]] = {
     "max": "the largest",
 }
 _BLOCK_SECONDS: Final[Mapping[str, str]] = {
-    "placeholder": "drafts in flight",
-    "garbage": "garbage in memory",
-    "lookahead": "lookahead",
-    "overhang": "room beyond what the owner's frame was given",
+    "placeholder": "blocks with nothing more certain in them than drafts in flight",
+    "garbage": "blocks with nothing more certain in them than garbage in memory",
+    "lookahead": "blocks with nothing more certain in them than lookahead",
+    "overhang": "blocks wholly beyond what their owner's frame was given",
 }
 
 _SPEED, _LATENCY, _CACHE = "Load and speed", "Latency", "Cache and preemption"
@@ -178,7 +178,7 @@ _GARBAGE_FIGURES: Final[Mapping[str, Meaning]] = {
     "slots_per_block": Meaning(
         "slots per block", "", "blocks with 0, 1, 2, ... garbage slots, looked at when a step of their owner ends"
     ),
-    "block_seconds": Meaning("block-seconds", "block-s", "of blocks with nothing more certain in them than"),
+    "block_seconds": Meaning("block-seconds", "block-s", "of blocks, by the most certain thing in them"),
     "by_request": Meaning("by request", "", "over requests"),
 }
 _BY_REQUEST: Final[Mapping[str, tuple[str, str]]] = {
@@ -267,7 +267,7 @@ def _of_garbage(rest: list[str]) -> Meaning | None:
     if whole is None or len(rest) == 1:
         return whole
     if rest[0] == "block_seconds":
-        return _of_class(Meaning(whole.label, whole.unit, whole.text), rest[1:], _BLOCK_SECONDS)
+        return _of_class(whole, rest[1:], _BLOCK_SECONDS)
     if rest[0] == "by_request" and rest[1] in _BY_REQUEST:
         unit, text = _BY_REQUEST[rest[1]]
         return _of_statistic(Meaning(text, unit, f"{text} of a request"), rest[2:])
