@@ -1,9 +1,10 @@
 """Time per request and step in the scheduler: speckv's beside that of an installed vLLM, on the same case, in one run.
 
-    python benchmarks/against_vllm.py --python oracle/bin/python [--case tests/conformance/cases/26-large-batch.case.json.gz]
+    python benchmarks/against_vllm.py --python oracle/bin/python [--case
+    tests/conformance/cases/26-large-batch.case.json.gz]
 
-Both sides are timed around `schedule` and `update` (`update_from_output` in vLLM) alone, over the same turns; neither side's
-time for playing the device or writing the trace counts. Interpreted or compiled, speckv says which one ran.
+Both sides are timed around `schedule` and `update` (`update_from_output` in vLLM) alone, over the same turns; neither
+side's time for playing the device or writing the trace counts. Interpreted or compiled, speckv says which one ran.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def ours(case: dict[str, Any], preset: str) -> tuple[float, int]:
 
 
 def main() -> None:
+    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=None, help="the Python that has vLLM")
     parser.add_argument("--case", type=Path, default=CASE)
@@ -74,7 +76,8 @@ def main() -> None:
             ratios.append(vllm_s / own_s)
             print(
                 f"vLLM {worker.version} {1e6 * vllm_s / request_steps:.1f} us, speckv ({how}) "
-                f"{1e6 * own_s / request_steps:.2f} us a request-step over {request_steps:,}: {ratios[-1]:.1f} times less",
+                f"{1e6 * own_s / request_steps:.2f} us a request-step over {request_steps:,}: {ratios[-1]:.1f} times "
+                f"less",
                 flush=True,
             )
     print(f"median {statistics.median(ratios):.1f} times less ({min(ratios):.1f} to {max(ratios):.1f})")

@@ -3,9 +3,9 @@
     python benchmarks/whole_run.py TRACE.csv [--repeat 3]
 
 TRACE is the Azure LLM inference trace of 2023, conversations (19,366 rows). It is played at 8 times its speed on
-Llama-3.1-8B, H100, EAGLE-3, K = 5, asynchronous, steps recorded. What is counted is the CPU time of the command, start-up
-and pictures included, per request and step. The ping-pong loop (two SimPy processes that wake each other in turn) says
-how fast this machine runs SimPy at all, so that the ratio means something elsewhere.
+Llama-3.1-8B, H100, EAGLE-3, K = 5, asynchronous, steps recorded. What is counted is the CPU time of the command,
+start-up and pictures included, per request and step. The ping-pong loop (two SimPy processes that wake each other in
+turn) says how fast this machine runs SimPy at all, so that the ratio means something elsewhere.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def whole_command(trace: Path, out: Path) -> tuple[float, float, int]:
 
 
 def main() -> None:
+    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--repeat", type=int, default=3)

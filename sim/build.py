@@ -678,7 +678,8 @@ def _timer(scenario: Scenario, settings: Settings, warnings: list[str]) -> StepT
     calibration = scenarios.calibration(scenario)
     if card.calibrated and calibration.card != card.name:
         warnings.append(
-            f"timing.calibration: {calibration.name} was fitted on {calibration.card}; its shares of the peaks are put on "
+            f"timing.calibration: {calibration.name} was fitted on {calibration.card}; its shares of the peaks are "
+            f"put on "
             f"{card.name}'s datasheet"
         )
     k = settings.num_speculative_tokens
@@ -730,7 +731,8 @@ def _event(scenario: Scenario, number: int) -> OutsideEvent:
         yield round(event.at_s * 1e9)
 
     def regularly() -> Iterable[int]:
-        assert event.type == "reset_prefix_cache" and event.every_s is not None
+        assert event.type == "reset_prefix_cache"
+        assert event.every_s is not None
         gap = round(event.every_s * 1e9)
         time = gap
         while True:

@@ -180,7 +180,8 @@ def run(
     if shadow:
         found = result.manifest["shadow"]
         print(
-            f"shadow execution: {found['num_reads']:,} reads of {found['num_writes']:,} writes, {found['num_findings']} wrong"
+            f"shadow execution: {found['num_reads']:,} reads of {found['num_writes']:,} writes, "
+            f"{found['num_findings']} wrong"
         )
         for finding in found["findings"][:10]:
             print(f"  {finding}")

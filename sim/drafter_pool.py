@@ -1,9 +1,9 @@
 """A drafter's own blocks, beside the target's pool: its own shape, its own table, in its own bytes.
 
-Two ways: kept with the request, or freed after each verification, so that every round of drafting starts by computing the
-whole context again (as the article tells it of two models). It is asked by the device at each launch who can be drafted
-for, and told like an observer what has been preempted, ended or aborted. Knows block counts only, no block numbers: no
-decision of the scheduler depends on which of these blocks is whose.
+Two ways: kept with the request, or freed after each verification, so that every round of drafting starts by computing
+the whole context again (as the article tells it of two models). It is asked by the device at each launch who can be
+drafted for, and told like an observer what has been preempted, ended or aborted. Knows block counts only, no block
+numbers: no decision of the scheduler depends on which of these blocks is whose.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The only file that knows SimPy. It knows the scheduler and the device by what th
 it reads no files and decides nothing that a scheduler decides. Time is integer nanoseconds.
 
 One iteration of the step loop is one turn of vLLM's engine core: take in what has arrived, schedule, launch; while
-fewer batches are in flight than the pipeline's depth, go on at once; else wait for the oldest and update from it. With a
-depth of one the scheduler's own time lies between two steps; with two it overlaps the step in flight.
+fewer batches are in flight than the pipeline's depth, go on at once; else wait for the oldest and update from it.
+With a depth of one the scheduler's own time lies between two steps; with two it overlaps the step in flight.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Batch:
         """Tokens found in the prefix cache by all admitted frames together."""
         self.block_operations: list[BlockOperation] = []
         self.proposed: list[int] = []
-        """Drafts that the drafter proposes for each frame's request, where that may be fewer than `num_spec_tokens`; else
-        empty. Settled with `accepted`."""
+        """Drafts that the drafter proposes for each frame's request, where that may be fewer than `num_spec_tokens`;
+        else empty. Settled with `accepted`."""
         self.accepted: list[int] = []
         """Accepted drafts by frame; settled when the device launches the batch, empty until then."""
 

@@ -250,7 +250,8 @@ def _run(
         )
     if simulation.stopped_by == "livelock":
         manifest["warnings"].append(
-            f"{len(simulation.stalled)} requests run in circles: nothing was delivered for 100,000 steps, as it would be "
+            f"{len(simulation.stalled)} requests run in circles: nothing was delivered for 100,000 steps, as it would "
+            f"be "
             f"in the engine that {scenario.engine.preset} follows"
         )
     manifest["complete"] = failure is None and manifest["stopped_by"] != "interrupt"

@@ -270,7 +270,8 @@ def check_fits(num_blocks: int, block_size: int, max_len: int, what: str = "the 
 
 
 def drafter_kv(scenario: Scenario) -> DrafterKV:
-    """Where the drafter's KV lives, by the scenario's policies and its preset; `NOWHERE` for n-grams and without one."""
+    """Where the drafter's KV lives, by the scenario's policies and its preset; `NOWHERE` for n-grams and without
+    one."""
     speculation = scenario.engine.speculative_config
     if speculation is None or speculation.method.startswith("ngram"):
         return NOWHERE

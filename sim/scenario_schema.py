@@ -321,7 +321,8 @@ class Policies(Section):
     )
     drafter_kv: Literal["none", "shared", "own_pool_freed", "own_pool_kept"] | None = Field(
         default=None,
-        description="Where the drafter's KV lives: nowhere, in the target's blocks, or in a pool of its own that is freed "
+        description="Where the drafter's KV lives: nowhere, in the target's blocks, or in a pool of its own that is "
+        "freed "
         "after each verification or kept with the request.",
     )
     lookahead: bool | None = Field(
@@ -333,7 +334,8 @@ class Policies(Section):
         default=None,
         ge=1,
         le=100_000_000,
-        description="Blocks of the drafter's own pool. null: as many as the target's if kept, a tenth of them if freed (a "
+        description="Blocks of the drafter's own pool. null: as many as the target's if kept, a tenth of them if "
+        "freed (a "
         "guess: the article says small).",
     )
     stale_when: Literal["reset", "any_preemption"] | None = Field(
@@ -341,12 +343,14 @@ class Policies(Section):
     )
     stale_how: Literal["count_frames", "count_tokens", "deliver", "drop"] | None = Field(
         default=None,
-        description="count_frames: a counter set in tokens and drained in frames, which loses tokens (vLLM 0.22 to 0.26). "
+        description="count_frames: a counter set in tokens and drained in frames, which loses tokens (vLLM 0.22 to "
+        "0.26). "
         "count_tokens, drop: exactly the stale frames are thrown away. deliver: none is.",
     )
     prefix_cache: Literal["accepted", "prompt_only", "prompt_and_finish"] | None = Field(
         default=None,
-        description="Which blocks can be hit: accepted output too (vLLM), prompts alone (the article), prompts and at the "
+        description="Which blocks can be hit: accepted output too (vLLM), prompts alone (the article), prompts and at "
+        "the "
         "end the rest (SGLang, TensorRT-LLM).",
     )
     last_hit: Literal["drop_block", "drop_token", "drop_nothing"] | None = Field(
@@ -354,7 +358,8 @@ class Policies(Section):
     )
     draft_length: Literal["fixed", "adaptive", "best_by_cost"] | None = Field(
         default=None,
-        description="K: fixed (or num_speculative_tokens_per_batch_size), adaptive by measured acceptance, or the K that "
+        description="K: fixed (or num_speculative_tokens_per_batch_size), adaptive by measured acceptance, or the K "
+        "that "
         "the step-cost model says gives most tokens a second now. null: fixed.",
     )
     victim: Literal["last_admitted", "fewest_outputs"] | None = Field(
@@ -364,7 +369,8 @@ class Policies(Section):
         default=None,
         min_length=1,
         max_length=64,
-        description="Drafts as a token tree: nodes of each level; num_speculative_tokens is their sum, and `acceptance` "
+        description="Drafts as a token tree: nodes of each level; num_speculative_tokens is their sum, and "
+        "`acceptance` "
         "gives a rate a level. Needs undo: compact.",
     )
 
@@ -686,7 +692,8 @@ Acceptance = Annotated[
 
 
 class Jitter(Section):
-    """Each step's time times a random factor with median 1, and rare stalls; drawn by step, from a stream of its own."""
+    """Each step's time times a random factor with median 1, and rare stalls; drawn by step, from a stream of its
+    own."""
 
     model: Literal["lognormal", "residuals"] = Field(
         default="lognormal",
@@ -714,12 +721,14 @@ class Timing(Section):
     )
     calibration: Path_ | None = Field(
         default=None,
-        description="What the card's kernels reach: a name of scenarios/calibrations, or a YAML file as `speckv calibrate "
+        description="What the card's kernels reach: a name of scenarios/calibrations, or a YAML file as `speckv "
+        "calibrate "
         "fit` writes it. null: the card's own; where it has none, the H100's shares on its datasheet.",
     )
     attention_kernel: Literal["fa2", "fa3", "flashinfer"] | None = Field(
         default=None,
-        description="fa2 (FlashAttention 2) does not split KV where a request has several query tokens, fa3 and flashinfer "
+        description="fa2 (FlashAttention 2) does not split KV where a request has several query tokens, fa3 and "
+        "flashinfer "
         "do. null: the card's.",
     )
     per_layer_us: float | None = Field(

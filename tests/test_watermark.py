@@ -19,7 +19,8 @@ def benchmark() -> Any:
 
 
 def test_a_higher_watermark_preempts_less() -> None:
-    """vLLM pull request 44594: 1065, 400 and 187 preemptions. The ranking is what can be held, in each of three seeds."""
+    """vLLM pull request 44594: 1065, 400 and 187 preemptions. The ranking is what can be held, in each of three
+    seeds."""
     watermark = benchmark()
     assert watermark.PUBLISHED == (1065, 400, 187)
     rows = watermark.preemptions(3, overrides=("workload.synthetic.num_requests=200",))

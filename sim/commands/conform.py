@@ -1,7 +1,7 @@
 """`speckv conform`: does the simulator decide what vLLM decides?
 
-Knows how the comparison is asked for and shown; the comparison itself is `sim.conform`. Exit codes: 0 everything agrees,
-1 something differs, 2 bad input or no vLLM, 130 Ctrl-C.
+Knows how the comparison is asked for and shown; the comparison itself is `sim.conform`. Exit codes: 0 everything
+agrees, 1 something differs, 2 bad input or no vLLM, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def conform(
         list[Path] | None,
         typer.Argument(
             metavar="[FOLDER|TRACE]...",
-            help="Folders of recorded traces NAME.PRESET.trace.json[.gz] with their NAME.case.json[.gz], or such traces.",
+            help="Folders of recorded NAME.PRESET.trace.json[.gz] with their NAME.case.json[.gz], or such traces.",
         ),
     ] = None,
     vllm: Annotated[

@@ -1,7 +1,7 @@
 """Where every slot of the pool is: both accounts, at every record and integrated over time.
 
-Told records, never asks: it keeps its own view of blocks and requests, and `invariants` holds that view against the pool.
-The classes are defined in `docs/ledger.md`. For one owner, in slots from the start of its block table:
+Told records, never asks: it keeps its own view of blocks and requests, and `invariants` holds that view against the
+pool. The classes are defined in `docs/ledger.md`. For one owner, in slots from the start of its block table:
 
     F = C - I     certain      C = num_computed_tokens, I = tokens in flight (stale ones left out)
     W             end of what returned frames wrote since admission
@@ -433,7 +433,8 @@ class Ledger:
             account.lookahead = ahead
 
     def _recount(self, account: Account) -> None:
-        """Only for presets with a known loss: num_computed_tokens may fall so low that F lies within the hit, or below 0.
+        """Only for presets with a known loss: num_computed_tokens may fall so low that F lies within the hit, or
+        below 0.
 
         What is in flight then counts from the end of the hit on; the rest of it is taken off, rows first.
         """

@@ -1,4 +1,5 @@
-"""Axis: how many slots a frame is given. Every one of them is capped at max_model_len and rounded up to whole blocks."""
+"""Axis: how many slots a frame is given. Every one of them is capped at max_model_len and rounded up to whole
+blocks."""
 
 from __future__ import annotations
 

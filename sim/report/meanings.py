@@ -1,7 +1,7 @@
 """What the figures of a summary mean, in the words of a report: a name, a unit, a sentence, and which way is better.
 
-Knows the names of `summary.json` and of the columns of a sweep, which are the same with nested names joined by `_`. Must
-not know how a figure comes about, or how a page looks.
+Knows the names of `summary.json` and of the columns of a sweep, which are the same with nested names joined by `_`.
+Must not know how a figure comes about, or how a page looks.
 """
 
 from __future__ import annotations

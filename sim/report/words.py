@@ -38,7 +38,8 @@ def sweep_question(axes: Sequence[str], num_points: int, num_seeds: int) -> str:
     names = [axis.rpartition(".")[2] for axis in axes]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     seeds = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
-    return f"What changes with {listed}? {num_points:,} points, {seeds} each, with the same requests and draws at every point."
+    same = "with the same requests and draws at every point"
+    return f"What changes with {listed}? {num_points:,} points, {seeds} each, {same}."
 
 
 def main_settings(scenario: Settings) -> list[tuple[str, str]]:
@@ -119,7 +120,8 @@ def _latency(summary: Mapping[str, Any]) -> str:
     ttft, tpot = summary["ttft_ms"], summary["tpot_ms"]
     if ttft["median"] is None:
         return ""
-    text = f"Half of the requests had their first token after {_time(ttft['median'])}, 99 percent after {_time(ttft['p99'])}"
+    half, most = _time(ttft["median"]), _time(ttft["p99"])
+    text = f"Half of the requests had their first token after {half}, 99 percent after {most}"
     if tpot["mean"] is None:
         return f"{text}."
     return f"{text}; a token after the first took {_time(tpot['mean'])} on average."
