@@ -45,5 +45,5 @@ clean:
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing speckv with what its tests need into .venv"
-	@$(PIP) install -c constraints.txt -e '.[dev,notebooks]'
+	@$(PIP) install -c constraints.txt -e '.[dev,gpu,notebooks]'
 	@touch .venv/.installed $@

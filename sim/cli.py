@@ -24,6 +24,7 @@ from sim.commands.calibrate import app as _calibrate
 from sim.commands.compare import compare as _compare
 from sim.commands.conform import conform as _conform
 from sim.commands.importing import import_ as _import
+from sim.commands.report import report as _report
 from sim.commands.sweep import sweep as _sweep
 from sim.commands.tune import capacity as _capacity
 from sim.commands.tune import tune as _tune
@@ -254,6 +255,7 @@ app.command(epilog="Example:\n\n    speckv sweep small --jobs 2")(_interruptible
 app.command(epilog="Example:\n\n    speckv tune quickstart --k 0:8 --by-batch-size")(_interruptible(_tune))
 app.command(epilog="Example:\n\n    speckv capacity quickstart --attainment 0.95")(_interruptible(_capacity))
 app.command(epilog="Example:\n\n    speckv compare results/with/ID results/without/ID")(_interruptible(_compare))
+app.command(epilog="Example:\n\n    speckv report results/quickstart/ID -o report.html")(_interruptible(_report))
 app.command(name="import", epilog="Example:\n\n    speckv import 'vllm serve MODEL ...' server.log -o mine.yaml")(
     _interruptible(_import)
 )

@@ -293,7 +293,7 @@ def test_a_replay_goes_from_file_to_file(tmp_path: Path, monkeypatch: pytest.Mon
     """Prompt, then 1 + 1 accepted a turn: outputs 1, 3, 4 of 4 (the last token that was sampled is trimmed)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "case.json").write_text(json.dumps(CASE))
-    (tmp_path / "case.json.gz").write_bytes(gzip.compress(json.dumps(CASE).encode()))
+    (tmp_path / "case.json.gz").write_bytes(gzip.compress(json.dumps(CASE).encode(), mtime=0))
     assert replay("case.json").exit_code == 0
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert [row["delivered"] for row in trace["turns"] if row.get("delivered")] == [{"a": 1}, {"a": 2}, {"a": 1}]
@@ -335,7 +335,7 @@ def test_a_wrong_case_is_named_by_key(
         ("case.json", b"\x00\xff" * 20, "not text in UTF-8"),
         ("case.json", b"[]", "`the whole file` is []"),
         ("case.json", b"[" * 100_000, "nested too deeply"),
-        ("case.json.gz", gzip.compress(json.dumps(CASE).encode())[:100], "damaged or cut short"),
+        ("case.json.gz", gzip.compress(json.dumps(CASE).encode(), mtime=0)[:100], "damaged or cut short"),
         ("case.json.gz", b"no gzip at all", "damaged or cut short"),
         ("missing.json", None, "No such file"),
     ],
