@@ -28,6 +28,7 @@ from sim.commands.report import report as _report
 from sim.commands.sweep import sweep as _sweep
 from sim.commands.tune import capacity as _capacity
 from sim.commands.tune import tune as _tune
+from sim.commands.validate import validate as _validate
 from sim.commands.workload import app as _workload
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
@@ -258,6 +259,9 @@ app.command(epilog="Example:\n\n    speckv compare results/with/ID results/witho
 app.command(epilog="Example:\n\n    speckv report results/quickstart/ID -o report.html")(_interruptible(_report))
 app.command(name="import", epilog="Example:\n\n    speckv import 'vllm serve MODEL ...' server.log -o mine.yaml")(
     _interruptible(_import)
+)
+app.command(epilog="Example:\n\n    speckv validate mine.yaml --against bench.json server.log -o validation")(
+    _interruptible(_validate)
 )
 
 

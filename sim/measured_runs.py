@@ -1,7 +1,7 @@
 """What was measured of a server: a `vllm bench serve` result, metrics, a log, or a recorded run (LLMServingSim's).
 
-Knows the formats, told by their content, and turns each into figures under common names and into courses over time. Must
-not know scenarios or simulations. Formats are vLLM 0.32's: `vllm/benchmarks/serve.py`, `vllm/v1/metrics/loggers.py`.
+Knows the formats, told by their content, and turns each into figures under common names and into courses over time.
+Must not know scenarios or simulations. Formats are vLLM 0.32's: `vllm/benchmarks/serve.py`, `vllm/v1/metrics/loggers.py`.
 Every error names the file and, where it has lines, the line.
 """
 
@@ -90,7 +90,7 @@ class Measured:
                 self.figures[name] = value
             elif not math.isclose(self.figures[name], value, rel_tol=0.01, abs_tol=1e-9):
                 self.notes.append(
-                    f"{path}: {FIGURES[name].label} {value:.4g} is left out; an earlier source has {self.figures[name]:.4g}"
+                    f"{path}: {FIGURES[name].label} {value:.4g} is left out; before: {self.figures[name]:.4g}"
                 )
 
 
@@ -132,8 +132,8 @@ def read_measured(names: Sequence[str | Path], *, interval_s: float | None = Non
 
 
 _FORMATS: Final = (
-    "read are: a result of vllm bench serve (JSON), metrics (`vllm:...`), a log (`Avg generation throughput: ...`), and a "
-    "recorded run: requests (JSON lines with arrival_time, first_token_ts, ...), time series (CSV with t, running, "
+    "read are: a result of vllm bench serve (JSON), metrics (`vllm:...`), a log (`Avg generation throughput: ...`), and "
+    "a recorded run: requests (JSON lines with arrival_time, first_token_ts, ...), time series (CSV with t, running, "
     "waiting, kv_cache_pct), meta.json"
 )
 _SERIES: Final = ("t", "gen_throughput", "running", "waiting", "kv_cache_pct")
@@ -248,11 +248,14 @@ def _log(measured: Measured, path: Path) -> None:
         where = f" (first at line {broken[0]})" if broken else ""
         if not has_drafts:
             raise MeasuredError(
-                f"{path}: {len(rows)} lines of an idle server and {len(broken)} cut or malformed ones{where}: expected "
-                "`Engine 000: Avg prompt throughput: ..., Running: ... reqs, Waiting: ... reqs, GPU KV cache usage: ...%`"
+                f"{path}: {len(rows)} lines of an idle server and {len(broken)} cut or malformed{where}: expected "
+                "`Engine 000: Avg prompt throughput: ..., Running: ... reqs, Waiting: ... reqs, ... usage: ...%`"
             )
     if has_drafts:
-        figures |= _drafts(measured, [path])
+        try:
+            figures |= _drafts(measured, [path])
+        except AcceptanceError as error:
+            measured.notes.append(str(error))
     measured.put({name: float(value) for name, value in figures.items()}, path)
 
 
@@ -541,8 +544,8 @@ _REQUEST_KEYS: Final = ("arrival_time", "queued_ts", "first_token_ts", "last_tok
 
 
 def _requests(measured: Measured, path: Path) -> None:
-    """LLMServingSim's requests. Their arrivals are on another clock than the rest: no request was queued before it came,
-    so the two clocks lie at least so far apart that none is, and are taken to lie just so far apart."""
+    """LLMServingSim's requests. Their arrivals are on another clock than the rest; no request was queued before it came,
+    so the clocks are set so that none is, by as little as that takes."""
     rows = []
     for number, line in text_lines(path):
         if not line.strip():

@@ -1,6 +1,7 @@
 """`speckv report`: a run or a sweep as one page of HTML.
 
-Knows what is typed and printed; the work is `sim.report`'s. Exit codes: 0 done, 1 the page cannot be written, 2 bad input.
+Knows what is typed and printed; the work is `sim.report`'s. Exit codes: 0 done, 1 the page cannot be written, 2 bad
+input.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ from sim.core.scheduler import Scheduler
 from sim.observers.ledger import Ledger
 from sim.records import FRESH, STALE_DELIVERED, Batch, Interruption, Returned
 
+_SMALL_POOL = 2000
+_THOROUGH = 50
+"""A pool of more blocks than `_SMALL_POOL` is walked block by block at every `_THOROUGH`th record."""
+
 
 class LawBroken(Exception):
     """A law does not hold. The message names it, the time and both sides."""
@@ -101,6 +105,7 @@ class Invariants:
 
     def closed(self, now: int) -> None:
         self._hold(now)
+        self._blocks(now)
         if not self._in_flight and self._drafted != self._accepted + self._rejected:
             raise LawBroken(
                 f"law 5 at {now} ns: {self._drafted} drafted, {self._accepted} accepted, {self._rejected} rejected"
@@ -156,11 +161,28 @@ class Invariants:
         if counted != kept:
             names = "in flight, placeholder, committed, garbage, lookahead, valid, garbage in memory"
             raise LawBroken(f"law 1 at {now} ns: {names}: {counted} counted, {kept} kept")
-        held = sum(refs > 0 for refs in self.scheduler.pool.refs) - 1
+        held = self.scheduler.pool.num_blocks - 1 - self.scheduler.pool.num_free
         if held != ledger.held_blocks:
             raise LawBroken(f"law 1 at {now} ns: {held} blocks are held, {ledger.held_blocks} by the ledger")
 
     def _pool(self, now: int) -> None:
+        """Every block's references by the ledger's view, at every record; the free queue, owners and hashes block by
+        block too, in a large pool at every fiftieth record and in sums at the others."""
+        pool = self.scheduler.pool
+        ledger = self.ledger
+        free, hashless = pool.refs.count(0), pool.cache.hashes.count(None)
+        owned = sum(len(request.block_table) for request in self.scheduler.requests.values())
+        sums = (free, sum(pool.refs) - 1, pool.num_blocks - hashless)
+        if sums != (pool.num_free, owned, sum(ledger.hashed)):
+            raise LawBroken(
+                f"law 2 at {now} ns: free blocks, references and hashes: {sums} by the blocks, "
+                f"{(pool.num_free, owned, sum(ledger.hashed))} by queue, owners and ledger"
+            )
+        same = pool.refs[1:] == ledger.refs[1:]
+        if not same or pool.num_blocks <= _SMALL_POOL or self.num_records % _THOROUGH == 0:
+            self._blocks(now)
+
+    def _blocks(self, now: int) -> None:
         pool = self.scheduler.pool
         ledger = self.ledger
         queue = pool.free_queue()

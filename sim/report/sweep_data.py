@@ -50,7 +50,8 @@ def sweep_rows(folder: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Any
     names = [name for name in frame.columns if name not in (*_FIXED, *axes)]
     names = [name for name in _FIRST if name in names] + [name for name in names if name not in _FIRST]
     constant = {name for name in names if frame[name].nunique(dropna=False) <= 1}
-    kept, cells, note = [], 0, None
+    kept: list[str] = []
+    cells, note = 0, None
     for name in names:
         cells += 0 if name in constant else len(frame)
         if cells > _MOST_CELLS and name not in _FIRST:
@@ -102,4 +103,4 @@ def _columns_axis(axes: list[str]) -> str | None:
     """A load, if one is an axis; else the first that is not the rows'."""
     others = [key for key in axes if key != _rows_axis(axes)]
     loads = [key for key in others if key.rpartition(".")[2] in _LOADS]
-    return (loads or others or [None])[0]
+    return next(iter(loads or others), None)
