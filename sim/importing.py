@@ -676,6 +676,8 @@ def _speculation(found: _Found, entries: list[_Entry]) -> int | None:
 def _acceptance(found: _Found, entries: list[_Entry], k: int | None) -> None:
     names = found.acceptance or found.acceptance_in_logs
     if k is None:
+        if found.acceptance and not names[0].startswith("length="):
+            read_sources(names)  # what is malformed is told of all the same
         if names or found.acceptance_file:
             found.warnings.append("an acceptance source was given, and the server does not speculate: it is left out")
         return

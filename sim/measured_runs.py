@@ -1,8 +1,8 @@
 """What was measured of a server: a `vllm bench serve` result, metrics, a log, or a recorded run (LLMServingSim's).
 
 Knows the formats, told by their content, and turns each into figures under common names and into courses over time.
-Must not know scenarios or simulations. Formats are vLLM 0.32's: `vllm/benchmarks/serve.py`, `vllm/v1/metrics/loggers.py`.
-Every error names the file and, where it has lines, the line.
+Must not know scenarios or simulations. Formats are vLLM 0.32's (`vllm/benchmarks/serve.py`,
+`vllm/v1/metrics/loggers.py`). Every error names the file and, where it has lines, the line.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -132,9 +133,9 @@ def read_measured(names: Sequence[str | Path], *, interval_s: float | None = Non
 
 
 _FORMATS: Final = (
-    "read are: a result of vllm bench serve (JSON), metrics (`vllm:...`), a log (`Avg generation throughput: ...`), and "
-    "a recorded run: requests (JSON lines with arrival_time, first_token_ts, ...), time series (CSV with t, running, "
-    "waiting, kv_cache_pct), meta.json"
+    "read are: a result of vllm bench serve (JSON), metrics (`vllm:...`), a log (`Avg generation throughput: ...`), "
+    "and a recorded run: requests (JSON lines with arrival_time, first_token_ts, ...), time series (CSV with t, "
+    "running, waiting, kv_cache_pct), meta.json"
 )
 _SERIES: Final = ("t", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
@@ -333,7 +334,7 @@ def _metrics(measured: Measured, paths: Sequence[Path], interval_s: float | None
             measured.notes.append(
                 "the scrapes have no timestamps: no throughput and no course over time without --interval-s"
             )
-    if any(later <= before for before, later in zip(known, known[1:], strict=False)):
+    if any(later <= before for before, later in pairwise(known)):
         raise MeasuredError(f"{paths[0]}: the scrapes are not in order of time")
     last = dict(scrapes[-1][1])
     if len(scrapes) > 1:
@@ -544,8 +545,9 @@ _REQUEST_KEYS: Final = ("arrival_time", "queued_ts", "first_token_ts", "last_tok
 
 
 def _requests(measured: Measured, path: Path) -> None:
-    """LLMServingSim's requests. Their arrivals are on another clock than the rest; no request was queued before it came,
-    so the clocks are set so that none is, by as little as that takes."""
+    """LLMServingSim's requests. Their arrivals are on another clock than the rest; no request was queued before it
+    came, so the clocks are set so that none is, by as little as that takes.
+    """
     rows = []
     for number, line in text_lines(path):
         if not line.strip():

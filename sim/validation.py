@@ -3,12 +3,12 @@
 Knows scenarios, their simulation and measured figures. Must not know formats of sources (`measured_runs`) or the
 terminal. Nothing is fitted: the blame re-simulates with one input changed at a time and says what that takes away.
 
-The rule. A figure's error is |s - m| / max(|s|, |m|), from 0 to 1; a group's (TTFT, TPOT, throughput, ...) the mean of
-its figures', and the whole error the mean over groups. Inputs are the number of blocks, acceptance, step cost and arrival
-times. One that the source itself confirms is cleared. Each other is replaced by what the source says of it, if anything,
-and is made 1.25 times smaller and larger (acceptance: the odds of each draft, by 1.5); the input whose change takes away
-most of the error is tried at two more sizes. It is the likeliest to blame if it takes away a quarter or more. That makes at
-most `MOST_RUNS` simulations.
+The rule. A figure's error is |s - m| / max(|s|, |m|, small), from 0 to 1; a group's (TTFT, TPOT, throughput, ...) the
+mean of its figures', and the whole error the mean over groups. Inputs are the number of blocks, acceptance, step cost
+and arrival times. One that the source itself confirms is cleared. Each other is replaced by what the source says of
+it, if anything, and is made 1.25 times smaller and larger (acceptance: the odds of each draft, by 1.5), then, on the
+better side, by the root and the square of that. The input that takes away most of the error by one of these changes
+is the likeliest to blame, if that is a quarter or more. That makes at most `MOST_RUNS` simulations.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ Floats = NDArray[np.float64]
 
 INPUTS: Final = ("number of blocks", "acceptance", "step cost", "arrival times")
 """What can be to blame."""
-MOST_RUNS: Final = 1 + 4 * 3 + 2
+MOST_RUNS: Final = 1 + 4 * 5
 """Simulations of one validation, at most."""
 _FACTORS: Final = {"number of blocks": 1.25, "acceptance": 1.5, "step cost": 1.25, "arrival times": 1.25}
 _BLAMED_FROM: Final = 0.25
 _AS_GOOD_AS_NONE: Final = 0.02
+_SMALL: Final = {"running": 1.0, "waiting": 1.0, "usage": 1.0, "preemptions": 1.0, "prefix hits": 1.0}
+"""Requests, percent, preemptions per 1,000 tokens: less than this is not told apart from nothing by its ratio."""
 _SAMPLES: Final = 400
 
 
@@ -64,8 +66,8 @@ class Compared(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """From 0 (equal) to 1."""
-        largest = max(abs(self.measured), abs(self.simulated))
+        """From 0 (equal) to 1; what is below `_SMALL` counts as small on both sides."""
+        largest = max(abs(self.measured), abs(self.simulated), _SMALL.get(FIGURES[self.name].group, 0.0))
         return 0.0 if largest == 0 else abs(self.simulated - self.measured) / largest
 
 
@@ -266,7 +268,7 @@ def _rate(tokens: Course, times_s: Floats) -> Floats:
 def validate(
     scenario: Scenario, measured: Measured, *, blame: bool = True, watch: Callable[[int], None] | None = None
 ) -> Validation:
-    """Simulate the scenario and hold it against the measurement. `watch` is told after each simulation how many are done.
+    """Simulate the scenario and hold it against the measurement. `watch` is told how many simulations are done.
 
     `blame`: also find out which input is to blame. Raises BAD_INPUT where the scenario cannot be run, EngineCrash where
     the engine that it follows would have crashed, and ValueError where nothing on both sides can be compared.
@@ -373,20 +375,16 @@ class _Blaming:
                     self._as_measured(name, Path(folder))
                     for factor in (1 / _FACTORS[name], _FACTORS[name]):
                         self._try(name, factor)
-        best = max(self._sizes, key=lambda name: self._sizes[name][1], default=None)
-        if best is not None:
-            factor = self._sizes[best][0]
-            for further in (math.sqrt(factor), factor * factor):
-                self._try(best, further)
+                    if name in self._sizes:
+                        factor = self._sizes[name][0]
+                        for further in (math.sqrt(factor), factor * factor):
+                            self._try(name, further)
         likeliest = max(self._trials, key=lambda trial: trial.removed or 0.0, default=None)
         if likeliest is None or (likeliest.removed or 0.0) < _BLAMED_FROM:
-            most = (
-                ""
-                if likeliest is None or not likeliest.removed
-                else (
-                    f"; most goes with {likeliest.input} ({likeliest.change}): {100 * likeliest.removed:.0f} percent of it"
-                )
-            )
+            most = ""
+            if likeliest is not None and likeliest.removed:
+                share = f"{100 * likeliest.removed:.0f} percent of it"
+                most = f"; most goes with {likeliest.input} ({likeliest.change}): {share}"
             return Blame(None, f"no input alone explains a quarter of the error{most}", cleared, tuple(self._trials))
         assert likeliest.removed is not None
         sentence = (

@@ -1,7 +1,7 @@
 """A headless Chromium, told what to do over a pipe, with what it answers and complains about.
 
-Knows the DevTools protocol as far as tests of pages need it (Page, Runtime, Input, Emulation, Log); must not know what is
-on a page. Needs no library and no port.
+Knows the DevTools protocol as far as tests of pages need it (Page, Runtime, Input, Emulation, Log); must not know what
+is on a page. Needs no library and no port.
 """
 
 import base64

@@ -56,11 +56,11 @@ class Account:
     __slots__ = (
         "blocks",
         "capacity",
+        "closed",
         "computed",
         "content_valid",
         "content_written",
         "drafts",
-        "epoch",
         "garbage",
         "hit",
         "in_flight",
@@ -71,10 +71,11 @@ class Account:
         "written",
     )
 
-    def __init__(self, computed: int, epoch: int) -> None:
+    def __init__(self, computed: int) -> None:
         self.computed = computed
         self.hit = computed
-        self.epoch = epoch
+        self.closed = False
+        """Its request was preempted, aborted or has ended: frames in flight are stale."""
         self.in_flight = 0
         self.drafts = 0
         """Of what is in flight: drafts."""
@@ -126,7 +127,8 @@ class Ledger:
         self._content_ns = [0] * 5
         self._held_block_ns = 0
         self._max_held_blocks = 0
-        self._scheduled_at: dict[int, int] = {}
+        self._frames: dict[int, tuple[int, list[Account]]] = {}
+        """By number of a batch in flight: when it was scheduled, and the account of each frame."""
         self._accepted_ns = 0
         self._rejected_ns = 0
 
@@ -248,7 +250,7 @@ class Ledger:
         for number in range(first_admitted, len(batch.requests)):
             request = batch.requests[number]
             hit = batch.computed[number]
-            account = Account(hit, batch.epochs[number])
+            account = Account(hit)
             accounts[request.index] = account
             self._certain += hit
             self._content_valid += hit
@@ -256,15 +258,15 @@ class Ledger:
             self._apply(batch.block_operations)
         if not batch.requests:
             return
-        self._scheduled_at[batch.number] = now
+        owners = [accounts[request.index] for request in batch.requests]
+        self._frames[batch.number] = (now, owners)
         lookahead = batch.lookahead
         longest = batch.max_model_len
         number_of_batch = batch.number
         garbage_delta = lookahead_delta = drafts_total = 0
-        for request, num_tokens, num_drafts, computed, given in zip(
-            batch.requests, batch.tokens, batch.drafts, batch.computed, batch.reserved or repeat(0), strict=False
+        for account, num_tokens, num_drafts, computed, given in zip(
+            owners, batch.tokens, batch.drafts, batch.computed, batch.reserved or repeat(0), strict=False
         ):
-            account = accounts[request.index]
             end = computed + num_tokens
             if computed != account.computed:  # A preset with a known loss moved it; see `sim.policies.stale_output`.
                 self._certain += computed - account.computed
@@ -300,13 +302,11 @@ class Ledger:
     def step_ended(self, now: int, batch: Batch) -> None:
         """The step's rows are in memory, and its rejections are known to the device."""
         self._pass_time(now)
-        accounts = self.accounts
         valid_delta = garbage_delta = 0
-        for request, num_tokens, num_drafts, accepted, epoch in zip(
-            batch.requests, batch.tokens, batch.drafts, batch.accepted, batch.epochs, strict=True
+        for account, num_tokens, num_drafts, accepted in zip(
+            self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted, strict=True
         ):
-            account = accounts.get(request.index)
-            if account is None or account.epoch != epoch:
+            if account.closed:
                 self.stale_write_slots += num_tokens
                 continue
             old_valid = account.content_valid
@@ -328,16 +328,15 @@ class Ledger:
         """Frames are no longer in flight; rejections are rolled back; what ended leaves."""
         self._pass_time(now)
         batch = returned.batch
-        held_ns = now - self._scheduled_at.pop(batch.number, now)
-        accounts = self.accounts
+        scheduled_at, owners = self._frames.pop(batch.number)
+        held_ns = now - scheduled_at
         latest = batch.number
         certain_delta = garbage_delta = lookahead_delta = 0
         rows = drafts_total = rejected_total = 0
-        for request, num_tokens, num_drafts, rejected, fate, epoch in zip(
-            batch.requests, batch.tokens, batch.drafts, returned.rejected, returned.fates, batch.epochs, strict=True
+        for account, num_tokens, num_drafts, rejected, fate in zip(
+            owners, batch.tokens, batch.drafts, returned.rejected, returned.fates, strict=True
         ):
-            account = accounts.get(request.index)
-            if account is None or account.epoch != epoch:
+            if account.closed:
                 continue
             in_flight = account.in_flight
             computed = account.computed
@@ -403,6 +402,7 @@ class Ledger:
         account = self.accounts.pop(request.index, None)
         if account is None:
             return
+        account.closed = True
         self._certain -= account.computed - account.in_flight
         self._rows -= account.in_flight - account.drafts
         self._drafts -= account.drafts

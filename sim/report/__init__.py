@@ -141,7 +141,7 @@ def _sweep_page(folder: Path, manifest: Mapping[str, Any], question: str | None)
             "In short",
             bullets(short) + _notes([] if note is None else [note]) + '<div data-picture="answer"></div>',
         ),
-        Section("map", "K and load", _map_section(), "One figure, by two axes"),
+        Section("map", "By two axes", _map_section(), "One figure, by two axes"),
         Section("pareto", "Trade-off", _pareto_section(), "The trade-off: Pareto front"),
         Section("points", "Points", '<div data-picture="points"></div>', "All points"),
         Section(
@@ -150,7 +150,14 @@ def _sweep_page(folder: Path, manifest: Mapping[str, Any], question: str | None)
             details("What each figure means", table(("name", "figure", "unit", "meaning"), figure_rows, "figures")),
             "Figures, and what they mean",
         ),
-        Section("settings", "Settings", table(("axis", "values"), axis_rows, "settings") + _sweep_settings(manifest)),
+        Section(
+            "settings",
+            "Settings",
+            "<h3>Axes</h3>"
+            + table(("axis", "values"), axis_rows, "settings")
+            + "<h3>The sweep</h3>"
+            + _sweep_settings(manifest),
+        ),
     ]
     data = {"kind": "sweep", **rows}
     title = f"{manifest['name']}: a sweep of speckv"
@@ -181,6 +188,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
         ("goodput", words.number(summary["request_goodput"]), "requests/s"),
         ("TTFT, median", words.number(summary["ttft_ms"]["median"]), "ms"),
         ("TPOT, mean", words.number(summary["tpot_ms"]["mean"]), "ms"),
+        ("end to end, median", words.number(summary["e2el_ms"]["median"]), "ms"),
         ("KV cache held, mean", f"{100 * (summary['kv_cache_usage_perc']['mean'] or 0):.1f}", "%"),
         ("preemptions", words.number(summary["num_preemptions"]), ""),
         ("acceptance length", words.number(summary["mean_acceptance_length"]), "tokens"),

@@ -130,7 +130,9 @@
     return Object.assign(
       {
         label,
-        labelSize: 20,
+        size: 34,
+        labelSize: 18,
+        labelGap: 0,
         labelFont: "12px system-ui, sans-serif",
         font: "12px system-ui, sans-serif",
         stroke: () => shade().quiet,
@@ -202,7 +204,7 @@
       if (one !== made && (one.scales.x.min !== min || one.scales.x.max !== max)) one.setScale("x", { min, max });
     }
     const shown = document.getElementById("shown");
-    if (shown) shown.textContent = `${number(min)} s to ${number(max)} s`;
+    if (shown) shown.textContent = `${number(min, 3)} s to ${number(max, 5)} s`;
   }
 
   function zoomBar(node) {
@@ -401,6 +403,12 @@
     return [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
   }
 
+  // Relative luminance as WCAG has it; black on it reads better than white from 0.179 on.
+  function luminance(colour) {
+    const [r, g, b] = colour.map((one) => (one <= 10 ? one / 255 / 12.92 : Math.pow((one / 255 + 0.055) / 1.055, 2.4)));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  }
+
   function between(stops, share) {
     const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
@@ -441,7 +449,7 @@
       brush.putImageData(image, 0, 0);
     }
 
-    const detail = element("p", { class: "detail" }, "Point at a block, or tap it.");
+    const detail = element("p", { class: "detail hover" }, "Point at a block, or tap it.");
     const switches = element("div", { class: "controls", role: "group", "aria-label": "What is shown of a block" });
     const views = [
       ["classes", "What most slots are"],
@@ -546,7 +554,7 @@
     const switches = element("div", { class: "controls", role: "group", "aria-label": "Which latency" });
     const box = element("div");
     const words = element("p", { class: "detail" });
-    const detail = element("p", { class: "detail" });
+    const detail = element("p", { class: "detail hover" });
     const buttons = kinds.map((kind) =>
       element("button", { type: "button", "aria-pressed": "false", onclick: () => show(kind) }, kind[0]),
     );
@@ -602,7 +610,11 @@
             share: { range: () => [0, 100] },
           },
           axes: [
-            axis(`${name} (ms)`, { values: (plot, splits) => splits.map((one) => (one === null || (log && !isRound(one)) ? "" : number(one))) }),
+            axis(`${name} (ms)`, {
+              splits: log ? roundSplits : undefined,
+              filter: (plot, splits) => splits,
+              values: (plot, splits) => splits.map((one) => number(one)),
+            }),
             tall("requests"),
             axis("of requests (%)", { scale: "share", side: 1, size: 48, grid: { show: false } }),
           ],
@@ -631,9 +643,21 @@
 
   const ms = (us) => (us === null ? null : us / 1e3);
 
-  function isRound(value) {
-    const lead = value / Math.pow(10, Math.floor(Math.log10(value) + 1e-9));
-    return [1, 2, 5].some((one) => Math.abs(lead - one) < 1e-6);
+  // Ticks of a logarithmic axis: 1, 2, 5, 10, ... or fewer where there is no room for so many.
+  function roundSplits(plot, index, low, high) {
+    const room = Math.max(plot.bbox.width / devicePixelRatio / 55, 2);
+    let splits = [];
+    for (const leads of [[1, 2, 5], [1, 3], [1]]) {
+      splits = [];
+      for (let decade = Math.floor(Math.log10(low)); decade <= Math.log10(high); decade++) {
+        for (const lead of leads) {
+          const value = Number((lead * Math.pow(10, decade)).toPrecision(3));
+          if (value >= low && value <= high) splits.push(value);
+        }
+      }
+      if (splits.length <= room) break;
+    }
+    return splits;
   }
 
   function histogram(sorted) {
@@ -916,9 +940,10 @@
   const SEQUENCE = ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"];
   const WORSE_BETTER = ["#d55e00", "#f0b48a", "#f7f7f7", "#8fc1de", "#0072b2"];
   const MOST_LEVELS = 14;
+  const K_KEY = "engine.speculative_config.num_speculative_tokens";
 
   const tail = (key) => key.slice(key.lastIndexOf(".") + 1);
-  const named = (value) => (value === null ? "none" : typeof value === "number" ? number(value) : String(value));
+  const named = (value) => (value === null ? "null" : typeof value === "number" ? number(value) : String(value));
 
   function inOrder(values) {
     const rank = (value) => (value === null ? 0 : typeof value === "number" ? 1 : 2);
@@ -935,6 +960,7 @@
     return Array.from({ length: bins }, (_, i) => ({
       label: `${number(edges[i], 3)} – ${number(edges[i + 1], 3)}`,
       middle: (edges[i] + edges[i + 1]) / 2,
+      binned: true,
       has: (value) => value >= edges[i] && (i === bins - 1 ? value <= edges[bins] : value < edges[i + 1]),
     }));
   }
@@ -945,7 +971,8 @@
     const size = data.num_rows;
     const axes = data.axes.map((one) => {
       const values = unpack(one.values, size);
-      return { key: one.key, name: tail(one.key), values, levels: levelsOf(values) };
+      const levels = levelsOf(values);
+      return { key: one.key, name: one.key === K_KEY ? "K" : tail(one.key), values, levels, binned: levels.some((level) => level.binned) };
     });
     const names = axes.map((one) => one.name);
     for (const one of axes) if (names.filter((name) => name === one.name).length > 1) one.name = one.key;
@@ -988,6 +1015,26 @@
     return element("label", {}, label, made);
   }
 
+  // Choices for the axes that a picture does not show: one value each, or all of them.
+  function fixers(axes, shown, fixed, change) {
+    return axes.flatMap((one, i) => {
+      if (shown.includes(i)) {
+        fixed.delete(i);
+        return [];
+      }
+      const options = [["", "all"], ...one.levels.map((level, j) => [String(j), level.label])];
+      return [
+        select(one.name, options, fixed.has(i) ? String(fixed.get(i)) : "", (value) => {
+          if (value === "") fixed.delete(i);
+          else fixed.set(i, Number(value));
+          change();
+        }),
+      ];
+    });
+  }
+
+  const isAt = (one, axes, fixed) => [...fixed].every(([i, j]) => axes[i].levels[j].has(one.at[i]));
+
   const figureOptions = (figures) => figures.map((one) => [one.name, one.unit ? `${one.name} (${one.unit})` : one.name]);
 
   function mapPicture(axes, figures, points) {
@@ -1004,10 +1051,14 @@
     const others = element("div", { class: "controls" });
     const words = element("p", { class: "quiet" });
     const box = element("div", { class: "scroll", tabindex: 0 });
-    const detail = element("p", { class: "detail", role: "status" }, "Point at a cell, or tap it.");
+    const detail = element("p", { class: "detail hover", role: "status" }, "Point at a cell, or tap it.");
     node.append(controls, others, words, box, detail);
     const list = axes.map((one, i) => [String(i), one.name]);
     let lines = null;
+    // A mean over different settings is rarely what is asked: other axes stand at their first value until told otherwise.
+    axes.forEach((one, i) => {
+      if (!one.binned) state.fixed.set(i, 0);
+    });
 
     function build() {
       controls.replaceChildren(
@@ -1016,26 +1067,14 @@
         select("Columns", [["-1", "none"], ...list.filter(([i]) => Number(i) !== state.rows)], String(state.columns), (value) => { state.columns = Number(value); build(); }),
         select("As", [["value", "value"], ["relative", `difference to ${axes[state.rows].name} = ${axes[state.rows].levels[0].label}`]], state.relative ? "relative" : "value", (value) => { state.relative = value === "relative"; show(); }),
       );
-      others.replaceChildren();
-      axes.forEach((one, i) => {
-        if (i === state.rows || i === state.columns) {
-          state.fixed.delete(i);
-          return;
-        }
-        const options = [["", "all"], ...one.levels.map((level, j) => [String(j), level.label])];
-        others.append(select(one.name, options, state.fixed.has(i) ? String(state.fixed.get(i)) : "", (value) => {
-          if (value === "") state.fixed.delete(i);
-          else state.fixed.set(i, Number(value));
-          show();
-        }));
-      });
+      others.replaceChildren(...fixers(axes, [state.rows, state.columns], state.fixed, show));
       show();
     }
 
     function cells() {
       const rowAxis = axes[state.rows];
       const columnLevels = state.columns < 0 ? [{ label: "all", middle: null, has: () => true }] : axes[state.columns].levels;
-      const kept = points.filter((one) => [...state.fixed].every(([i, j]) => axes[i].levels[j].has(one.at[i])));
+      const kept = points.filter((one) => isAt(one, axes, state.fixed));
       return rowAxis.levels.map((row) =>
         columnLevels.map((column) => {
           const inside = kept.filter((one) => row.has(one.at[state.rows]) && (state.columns < 0 || column.has(one.at[state.columns])));
@@ -1070,7 +1109,7 @@
         return between(SEQUENCE, most > least ? (value - least) / (most - least) : 0.5);
       };
       const rowAxis = axes[state.rows];
-      const head = element("tr", {}, element("th", { scope: "col" }, state.columns < 0 ? rowAxis.name : `${rowAxis.name} ↓  ${axes[state.columns].name} →`));
+      const head = element("tr", {}, element("th", { scope: "col" }, state.columns < 0 ? rowAxis.name : `${rowAxis.name} ↓ ${axes[state.columns].name} →`));
       for (const cell of grid[0]) head.append(element("th", { scope: "col" }, cell.column.label));
       const body = element("tbody");
       for (const row of grid) {
@@ -1078,11 +1117,12 @@
         row.forEach((cell, i) => {
           const value = state.relative ? cell.relative : cell.mean;
           const text = value === null ? (cell.failed ? "failed" : "–") : state.relative ? `${value >= 0 ? "+" : "−"}${percent(Math.abs(value))}` : number(value, 3);
-          const button = element("button", { type: "button", class: (value === null ? "none" : "") + (best[i] === cell ? " best" : "") }, text);
+          const mark = value !== null && cell.failed ? " *" : "";
+          const button = element("button", { type: "button", class: (value === null ? "none" : "") + (best[i] === cell ? " best" : "") }, text + mark);
           if (value !== null) {
             const [r, g, b] = colour(value);
             button.style.background = `rgb(${r}, ${g}, ${b})`;
-            button.style.color = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#000000" : "#ffffff";
+            button.style.color = luminance([r, g, b]) > 0.179 ? "#000000" : "#ffffff";
           }
           const say = () => (detail.textContent = cellWords(cell, figure));
           for (const event of ["mouseenter", "focus", "click"]) button.addEventListener(event, say);
@@ -1095,7 +1135,8 @@
       const open = axes.filter((_, i) => i !== state.rows && i !== state.columns && !state.fixed.has(i)).map((one) => one.name);
       words.textContent =
         `${figure.label}${figure.unit ? ` (${figure.unit})` : ""}${figure.text ? `: ${figure.text}` : ""}. Mean over ${seeds === 1 ? "one seed" : `${seeds} seeds`}` +
-        `${open.length ? ` and over ${open.join(", ")}` : ""}.` + (figure.better ? ` A frame marks the best of each column (${figure.better} is better).` : "");
+        `${open.length ? ` and over ${open.join(", ")}` : ""}.` + (figure.better ? ` A frame marks the best of each column (${figure.better} is better).` : "") +
+        (grid.flat().some((cell) => cell.mean !== null && cell.failed) ? " * Runs failed, so this is a mean of fewer." : "");
       answer(grid, best, figure);
       drawLines(grid, figure);
     }
@@ -1103,7 +1144,7 @@
     function bestOf(grid, better) {
       return grid[0].map((_, i) => {
         if (!better) return null;
-        const column = grid.map((row) => row[i]).filter((cell) => cell.mean !== null);
+        const column = grid.map((row) => row[i]).filter((cell) => cell.mean !== null && !cell.failed);
         const sign = better === "less" ? -1 : 1;
         return column.length > 1 ? column.reduce((a, b) => (sign * b.mean > sign * a.mean ? b : a)) : null;
       });
@@ -1139,7 +1180,9 @@
         const gains = best.slice(from, to + 1).map((one) => one.relative).filter((one) => one !== null);
         const far = gains.length && row !== grid[0][0].row ? `, by up to ${percent(Math.max(...gains.map(Math.abs)))} to ${name} = ${grid[0][0].row.label}` : "";
         const value = from === to ? ` (${number(cell.mean)} ${figure.unit})` : "";
-        list.append(element("li", {}, `Best ${figure.name}${where}: ${name} = ${row.label}${value}${far}.`));
+        const fixed = [...state.fixed].map(([i, j]) => `${axes[i].name} ${axes[i].levels[j].label}`);
+        const given = fixed.length ? ` (with ${fixed.join(", ")})` : "";
+        list.append(element("li", {}, `Best ${figure.name}${where}${given}: ${name} = ${row.label}${value}${far}.`));
       }
       said.append(list);
     }
@@ -1182,6 +1225,7 @@
           axes: [
             axis(columnAxis.name, {
               splits: numeric && !log ? undefined : () => x,
+              filter: (plot, splits) => splits,
               values: (plot, splits) => splits.map((one) => (one === null ? "" : numeric ? number(one, 3) : grid[0][Math.round(one)] ? grid[0][Math.round(one)].column.label : "")),
             }),
             tall(figure.unit ? `${figure.label} (${figure.unit})` : figure.label),
@@ -1219,16 +1263,20 @@
     const state = { y: pick("output_throughput", ""), x: "", colour: Math.max(axes.findIndex((one) => one.key === data.rows_axis), 0) };
     state.x = pick("tpot_ms_mean", state.y);
     const controls = element("div", { class: "controls" });
+    const others = element("div", { class: "controls" });
+    const fixed = new Map();
     const box = element("div");
-    const detail = element("p", { class: "detail" });
-    node.append(controls, box, detail);
+    const detail = element("p", { class: "detail hover", role: "status" });
+    node.append(controls, others, box, detail);
     let made = null;
     const options = figureOptions(judged);
+    const limits = () => others.replaceChildren(...fixers(axes, [state.colour], fixed, show));
     controls.append(
       select("Across", options, state.x, (value) => { state.x = value; show(); }),
       select("Up", options, state.y, (value) => { state.y = value; show(); }),
     );
-    if (axes.length > 1) controls.append(select("Colour", axes.map((one, i) => [String(i), one.name]), String(state.colour), (value) => { state.colour = Number(value); show(); }));
+    if (axes.length > 1) controls.append(select("Colour", axes.map((one, i) => [String(i), one.name]), String(state.colour), (value) => { state.colour = Number(value); limits(); show(); }));
+    limits();
 
     function show() {
       if (made) {
@@ -1239,6 +1287,7 @@
       const across = judged.find((one) => one.name === state.x);
       const up = judged.find((one) => one.name === state.y);
       const list = points
+        .filter((one) => isAt(one, axes, fixed))
         .map((one) => ({ one, x: one.figures.get(across.name).mean, y: one.figures.get(up.name).mean }))
         .filter((one) => one.x !== null && one.y !== null)
         .sort((a, b) => a.x - b.x || a.y - b.y);

@@ -16,6 +16,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
+from sim.pictures import COLOURS
+
 _LIBRARY_NOTE: Final = (
     "Pictures are drawn with uPlot (MIT licence, © Leon Sorokin); its licence is in this page's source."
 )
@@ -66,14 +68,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 
 def swatch(colour: str) -> str:
     """A small square in a colour."""
-    return f'<i class="swatch" style="background:{text(colour)}"></i>'
+    return f'<i class="swatch" style="background:{text(_shade(colour))}"></i>'
 
 
 def bar(share: float, colour: str) -> str:
     """A bar as long as the share (0 to 1) of its cell, with the share in percent."""
     wide = max(0.0, min(share, 1.0)) * 100
     return (
-        f'<span class="bar"><i style="width:{wide:.2f}%;background:{text(colour)}"></i></span> '
+        f'<span class="bar"><i style="width:{wide:.2f}%;background:{text(_shade(colour))}"></i></span> '
         f'<span class="number">{share * 100:.2f} %</span>'
     )
 
@@ -133,6 +135,11 @@ def page(title: str, subtitle: str, sections: Sequence[Section], data: Any, foot
 </body>
 </html>
 """
+
+
+def _shade(colour: str) -> str:
+    """Free room is drawn in the page's own shade, so that it reads as room in the dark too."""
+    return "var(--free)" if colour == COLOURS["free"] else colour
 
 
 @cache
