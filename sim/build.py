@@ -145,6 +145,11 @@ class Simulation:
         return self._engine.scheduler
 
     @property
+    def device(self) -> Device:
+        """The device that plays the steps; its `timer` may be replaced before the run."""
+        return self._engine.device
+
+    @property
     def moved_rows(self) -> int:
         """Rows of KV moved by the compaction of token trees."""
         return self._engine.device.moved_rows

@@ -191,7 +191,7 @@ def _simulated(scenario: Scenario, step_factor: float = 1.0) -> _Simulated:
     """Simulate it. Raises BAD_INPUT and EngineCrash."""
     simulation = build(scenario)
     if step_factor != 1.0:
-        device = simulation._engine.device  # the one place that takes a simulation apart
+        device = simulation.device
         device.timer = _Slower(device.timer, step_factor)
     speculation = scenario.engine.speculative_config
     k = 0 if speculation is None else speculation.num_speculative_tokens
