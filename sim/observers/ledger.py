@@ -101,7 +101,7 @@ class Ledger:
         self.block_size = block_size
         self.accounts: dict[int, Account] = {}
         """Requests that hold blocks, by index."""
-        self.refs = [0] * num_blocks
+        self.refs = [1] + [0] * (num_blocks - 1)
         self.hashed = bytearray(num_blocks)
         self.held_blocks = 0
         self.extra_refs = 0
