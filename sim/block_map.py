@@ -212,7 +212,7 @@ def draw_block_map(seen: BlockMap, title: str, path: Path) -> None:
     every = f"looked at every {2e3 * half:.3g} ms{shared}"
     image: dict[str, Any] = {"aspect": "auto", "origin": "lower", "extent": extent, "interpolation": "nearest"}
     with matplotlib.rc_context({"font.size": 10}):
-        figure = Figure(figsize=(12, 11), layout="none")
+        figure = Figure(figsize=(12, 11), layout="none")  # type: ignore[arg-type]  # "none" is allowed, and missing in the stubs
         above, below = figure.subplots(2, 1, sharex=True)
         figure.subplots_adjust(left=0.075, right=0.86, top=0.92, bottom=0.055, hspace=0.14)
         colours = [COLOURS[name] for name in _CLASSES]

@@ -145,6 +145,11 @@ class Simulation:
         return self._engine.scheduler
 
     @property
+    def num_refused(self) -> int:
+        """Requests that the engine turned away since it could never serve them."""
+        return self._engine.num_refused
+
+    @property
     def device(self) -> Device:
         """The device that plays the steps; its `timer` may be replaced before the run."""
         return self._engine.device
@@ -200,7 +205,8 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     capacity = (settings.num_gpu_blocks - 1) * settings.block_size
     max_request_tokens = _max_request_tokens(settings, rules.reservation.exact, capacity)
     max_prompt_tokens = min(settings.max_model_len - 1, capacity)
-    _check_requests(scenario, workload, max_prompt_tokens, max_request_tokens)
+    if not scenario.workload.refuse_too_long:
+        _check_requests(scenario, workload, max_prompt_tokens, max_request_tokens)
     block_size = settings.block_size
 
     def content(spec: RequestSpec) -> Content:
@@ -213,7 +219,13 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     tree = None if widths is None else TokenTree(scenario.seed, widths)
     engine = Engine(
         scheduler,
-        Device(_with_jitter(scenario, timer), acceptance, pool, tree),
+        Device(
+            _with_jitter(scenario, timer),
+            acceptance,
+            pool,
+            tree,
+            _drafts_at(settings, _drafter(scenario), acceptance),
+        ),
         workload,
         content,
         async_scheduling=settings.async_scheduling,
@@ -222,6 +234,7 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
         events=[_event(scenario, number) for number in range(len(scenario.events))],
         max_request_tokens=max_request_tokens,
         max_prompt_tokens=max_prompt_tokens,
+        refuse_too_long=scenario.workload.refuse_too_long,
         max_time_ns=None if scenario.limits.max_time_s is None else round(scenario.limits.max_time_s * 1e9),
         max_steps=scenario.limits.max_steps,
     )
@@ -474,7 +487,8 @@ def _check_requests(scenario: Scenario, workload: Workload, max_prompt_tokens: i
         key = "engine.max_model_len"
         if max_prompt_tokens < scenario.engine.max_model_len - 1 or spec.num_prompt_tokens <= max_prompt_tokens:
             key = "engine.num_gpu_blocks"
-        raise _refused(scenario, key, reason, "a larger pool or model length, or a workload with shorter requests")
+        allowed = "a larger pool or model length, or workload.refuse_too_long to have such requests turned away"
+        raise _refused(scenario, key, reason, allowed)
 
 
 def _workload(scenario: Scenario, warnings: list[str]) -> tuple[Workload, int | None]:

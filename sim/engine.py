@@ -68,10 +68,16 @@ class Engine:
         events: Iterable[OutsideEvent] = (),
         max_request_tokens: int,
         max_prompt_tokens: int,
+        refuse_too_long: bool = False,
         max_time_ns: int | None = None,
         max_steps: int | None = None,
     ) -> None:
-        """`max_request_tokens`: most slots that one request may come to need, else it can never end."""
+        """`max_request_tokens`: most slots that one request may come to need, else it can never end.
+
+        `refuse_too_long`: turn such requests away and count them, instead of giving up.
+        """
+        self.num_refused = 0
+        self._refuse_too_long = refuse_too_long
         self.scheduler = scheduler
         self.device = device
         self.num_steps = 0
@@ -154,6 +160,14 @@ class Engine:
         self._receive(spec)
 
     def _receive(self, spec: RequestSpec) -> None:
+        if self._refuse_too_long and (
+            spec.num_prompt_tokens > self._max_prompt_tokens
+            or spec.num_prompt_tokens + spec.max_tokens > self._max_request_tokens
+        ):
+            self.num_refused += 1
+            self._set_off(spec)
+            self._rouse()
+            return
         if spec.num_prompt_tokens > self._max_prompt_tokens:
             raise RequestNeverFits(
                 f"request {spec.index}: a prompt of {spec.num_prompt_tokens} tokens; the engine takes at most "
@@ -206,7 +220,10 @@ class Engine:
     def _follow_up(self, request: Request) -> None:
         """What the end of a request sets off."""
         assert isinstance(request, SimulatedRequest)
-        for spec in self._workload.after(request.spec, self.now):
+        self._set_off(request.spec)
+
+    def _set_off(self, ended: RequestSpec) -> None:
+        for spec in self._workload.after(ended, self.now):
             self._expected += 1
             self._env.process(self._later(spec))
 

@@ -155,7 +155,7 @@ def draw(folder: Path, title: str) -> Path:
     thinned = thin(folder)
     panels = (_draw_pool, _draw_speculative, _draw_queues, _draw_tokens)
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="none")
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="none")  # type: ignore[arg-type]  # "none" is allowed, and missing in the stubs
         axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=(4, 3, 2.5, 2.5))
         figure.subplots_adjust(left=0.09, right=0.845, top=0.94, bottom=0.045, hspace=0.22)
         for panel, place in zip(panels, axes, strict=True):

@@ -289,6 +289,7 @@ def summarise(metrics: Metrics, simulation: Simulation, garbage: Garbage | None 
     return {
         "schema_version": results.SCHEMA_VERSION,
         **metrics.figures(),
+        "num_refused": simulation.num_refused,
         "prefix_cache_queries": scheduler.prefix_cache_queries,
         "prefix_cache_hits": scheduler.prefix_cache_hits,
         "kv_cache_usage_perc": {"mean": ledger.usage_mean(), "max": ledger.usage_max()},

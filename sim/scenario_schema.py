@@ -1145,6 +1145,12 @@ class Workload(Section):
     tenants: list[Tenant] | None = Field(
         default=None, min_length=1, max_length=1000, description="Several at once, merged in order of time."
     )
+    refuse_too_long: bool = Field(
+        default=False,
+        description="true: requests that the engine can never serve (a prompt of max_model_len or more, or more than "
+        "the pool holds) are turned away one by one, as a server does, and counted as num_refused. false: the scenario "
+        "is refused.",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Workload:

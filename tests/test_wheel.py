@@ -69,9 +69,11 @@ def test_the_wheel_holds_the_packages_and_the_scenarios_and_nothing_else(wheel: 
     modules = {path.relative_to(REPOSITORY) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")}
     scenarios = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "scenarios").rglob("*.yaml")}
     assert Path("scenarios/quickstart.yaml") in scenarios
+    page = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "sim" / "report").iterdir() if path.is_file()}
+    assert {path.suffix for path in page} == {".py", ".css", ".js", ".txt"}
     with zipfile.ZipFile(wheel) as archive:
         content = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert content == {path.as_posix() for path in modules | scenarios}
+    assert content == {path.as_posix() for path in modules | scenarios | page}
 
 
 def test_the_wheel_is_speckv_with_one_command(wheel: Path) -> None:
@@ -113,3 +115,5 @@ def test_the_command_says_its_version_and_its_help(installed: Command) -> None:
 
 def test_it_runs_the_quickstart_where_there_is_no_repository(installed: Command) -> None:
     installed("speckv", "run", "quickstart")
+    (folder,) = installed("speckv", "run", "quickstart", "--quiet").split()
+    assert installed("speckv", "report", folder, "--no-blocks", "-o", "report.html") == "report.html\n"

@@ -161,9 +161,8 @@ def _sweep_page(folder: Path, manifest: Mapping[str, Any], question: str | None)
     ]
     data = {"kind": "sweep", **rows}
     title = f"{manifest['name']}: a sweep of speckv"
-    subtitle = (
-        f"{manifest['num_points']:,} points · {len(manifest['seeds'])} seeds · {_file(manifest['scenario_file'])}"
-    )
+    seeds = "1 seed" if len(manifest["seeds"]) == 1 else f"{len(manifest['seeds'])} seeds"
+    subtitle = f"{manifest['num_points']:,} points · {seeds} · {_file(manifest['scenario_file'])}"
     return page(title, subtitle, sections, data, _foot(manifest["speckv"], manifest))
 
 

@@ -89,6 +89,10 @@ _FIGURES: Final[Mapping[str, tuple[str, Meaning]]] = {
     "num_finished": (_SPEED, Meaning("finished", "", "requests that got all their tokens")),
     "num_aborted": (_SPEED, Meaning("aborted", "", "requests that were aborted")),
     "num_unfinished": (_SPEED, Meaning("unfinished", "", "requests that had not ended when the run did")),
+    "num_refused": (
+        _SPEED,
+        Meaning("refused", "", "requests turned away since the engine could never serve them; not among the requests"),
+    ),
     "num_steps": (_SPEED, Meaning("steps", "", "steps that came back")),
     "num_request_steps": (_SPEED, Meaning("request-steps", "", "frames in these steps: one request in one step each")),
     "duration_s": (_SPEED, Meaning("duration", "s", "simulated time to the end of the run", "less")),

@@ -277,7 +277,7 @@
     const values = entries.map(() => element("span"));
     entries.forEach((one, number) => {
       const button = element("button", { type: "button", "aria-pressed": "true", title: `Show or hide ${one.label}` });
-      button.append(swatch(one.colour, number >= layers.length), one.label, values[number]);
+      button.append(swatch(one.colour, number >= layers.length), `${one.label} `, values[number]);
       button.addEventListener("click", () => {
         shown[number] = !shown[number];
         button.setAttribute("aria-pressed", String(shown[number]));
@@ -1056,9 +1056,8 @@
     const list = axes.map((one, i) => [String(i), one.name]);
     let lines = null;
     // A mean over different settings is rarely what is asked: other axes stand at their first value until told otherwise.
-    axes.forEach((one, i) => {
-      if (!one.binned) state.fixed.set(i, 0);
-    });
+    // Of points that were drawn at random, or by Sobol, too few would be left.
+    if (!axes.some((one) => one.binned)) axes.forEach((_, i) => state.fixed.set(i, 0));
 
     function build() {
       controls.replaceChildren(
@@ -1208,7 +1207,7 @@
       readout.append(at);
       const values = grid.map((row, i) => {
         const cell = element("span");
-        readout.append(element("span", { class: "key" }, swatch(LINES[i % LINES.length], true), `${axes[state.rows].name} ${row[0].row.label}`, cell));
+        readout.append(element("span", { class: "key" }, swatch(LINES[i % LINES.length], true), `${axes[state.rows].name} ${row[0].row.label} `, cell));
         return cell;
       });
       const read = (plot) => {
@@ -1367,7 +1366,7 @@
     const columns = [
       { label: "point", value: (one) => one.point, show: (value) => String(value) },
       ...axes.map((axis, i) => ({ label: axis.name, value: (one) => one.at[i], show: named, right: axis.values.every((value) => typeof value !== "string") })),
-      { label: "runs", value: (one) => one.rows.length, show: (value, one) => `${value} of ${one.runs.length}`, right },
+      { label: "runs", value: (one) => one.rows.length, show: (value, one) => `${value}\u00a0of\u00a0${one.runs.length}`, right },
       ...main.map((figure) => ({ label: figure.name, value: (one) => one.figures.get(figure.name).mean, show: (value) => number(value), right, title: figure.text })),
     ];
     const filters = [["all points", () => true]];
