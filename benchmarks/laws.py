@@ -5,11 +5,12 @@
 Each number is a scenario of its own: a preset (in turn), some axes set otherwise, a drafter, a pool, requests, resets
 and aborts, all drawn from the number. It runs with `--check` semantics: laws 1 to 6 are held at every record. Beside
 them are held, where the draw allows: law 7 (acceptance 1 leaves no garbage, acceptance 0 gives one token a step, an
-ample pool never preempts) and law 8 (each request that nobody aborts gets the tokens it asked for). Combinations that the
-scenario refuses are drawn again and counted. Presets and axes with a known loss (`count_frames`) may lose tokens; their
-losses are counted instead, and such a run may end early, as the engine that it follows would.
+ample pool never preempts) and law 8 (each request that nobody aborts gets the tokens it asked for). Combinations that
+the scenario refuses are drawn again and counted. Presets and axes with a known loss (`count_frames`) may lose tokens;
+their losses are counted instead, and once something was preempted such a run may end early, as the engine that it
+follows would.
 
-Exits with 1 if a law does not hold; the overrides that show it are printed. When it was written: 500 of 500 hold.
+Exits with 1 if a law does not hold; the overrides that show it are printed.
 """
 
 from __future__ import annotations
