@@ -461,13 +461,16 @@ def _num_gpu_blocks(scenario: Scenario) -> int:
 
 
 def _max_request_tokens(settings: Settings, exact: bool, capacity: int) -> int:
-    """Prompt and output tokens of the largest request that can end: its last token needs no slot, its drafts do."""
+    """Prompt and output tokens of the largest request that can end: its last token needs no slot, its drafts do.
+
+    Other reservations than the exact one may ask for the last token's slot as well.
+    """
     k = settings.num_speculative_tokens
     frames = 2 if settings.async_scheduling else 1
     ahead = max(frames, 2) * (k + 1) + settings.num_lookahead_tokens if k or not exact else 0
     if capacity >= settings.max_model_len:
         return 2**62
-    return capacity - ahead + 1
+    return capacity - ahead + (1 if exact else 0)
 
 
 def _check_requests(scenario: Scenario, workload: Workload, max_prompt_tokens: int, max_request_tokens: int) -> None:

@@ -6,6 +6,7 @@ Knows folders of results and their summaries; must not know how a run is made.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,9 @@ MAIN_FIGURES: Final = (
 )
 """What is shown unless all is asked for."""
 _NO_SETTING: Final = ("name", "seed", "output")
+_SPECULATION: Final = "engine.speculative_config"
+_TAGS: Final = ("num_speculative_tokens", "process", "distribution", "model", "type", "path", "name")
+"""Keys that say most of a mapping that other runs do not have."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Comparison:
 
     groups: list[Group]
     differences: list[Difference]
+    left_out: tuple[str, ...] = ()
+    """Incomplete runs in folders of several, and why each is left out."""
 
     def of(self, figure: str) -> list[Difference]:
         """A figure, group by group."""
@@ -82,16 +88,15 @@ class Comparison:
 def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Comparison:
     """Compare runs: folders that `speckv run` has written, or folders that hold several of them.
 
-    Runs whose scenarios differ in their seed alone are one group. The first group is what the others are held against.
-    `everything`: all figures and not only `MAIN_FIGURES`.
+    Runs whose scenarios differ in their seed alone are one group. The first group is what the others are held against:
+    the first run given, and of a folder of runs the one that was started first. Incomplete runs in a folder of runs are
+    left out. `everything`: all figures and not only `MAIN_FIGURES`.
 
-    Raises ResultsError: a folder holds no run, a run is incomplete, or fewer than two scenarios are given.
+    Raises ResultsError: a folder holds no run, a run that is named is incomplete, or fewer than two scenarios are given.
     """
     by_scenario: dict[str, tuple[dict[str, Any], dict[int, Figures], list[Path]]] = {}
-    for folder in (run for given in folders for run in _runs_in(Path(given))):
-        manifest = results.read_json(folder / results.MANIFEST)
-        if not manifest.get("complete"):
-            raise ResultsError(f"{folder} is incomplete (stopped by {manifest.get('stopped_by')}); run it again first")
+    left_out: list[str] = []
+    for folder, manifest in (run for given in folders for run in _runs_in(Path(given), left_out)):
         scenario = {key: value for key, value in manifest["scenario"].items() if key not in _NO_SETTING}
         figures = flat_figures(results.read_json(folder / results.SUMMARY))
         key = json.dumps(scenario, sort_keys=True)
@@ -101,6 +106,7 @@ def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Compa
     if len(by_scenario) < 2:
         raise ResultsError(
             f"{', '.join(str(folder) for folder in folders)}: one scenario alone; a comparison needs two or more"
+            + "".join(f"\n  left out: {said}" for said in left_out)
         )
     labels = _labels([scenario for scenario, _, _ in by_scenario.values()])
     groups = [
@@ -111,11 +117,11 @@ def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Compa
     if not everything:
         names = [name for name in MAIN_FIGURES if name in names]
     differences = [_difference(name, number, groups) for name in names for number in range(len(groups))]
-    return Comparison(groups, differences)
+    return Comparison(groups, differences, tuple(left_out))
 
 
 def picture(comparison: Comparison, file: str | Path) -> None:
-    """Bars of the differences in percent of the first, a panel a group, with intervals.
+    """Bars of the differences in percent of the first, a panel a group, with intervals; the groups are listed on top.
 
     Raises OSError, or ValueError for a kind of file that matplotlib does not draw.
     """
@@ -124,9 +130,15 @@ def picture(comparison: Comparison, file: str | Path) -> None:
     names = dict.fromkeys(one.figure for one in comparison.differences)
     shown = [name for name in names if any(one.share is not None for one in comparison.of(name))]
     others = comparison.groups[1:]
-    figure = Figure(figsize=(4 + 4 * len(others), 1.5 + 0.3 * len(shown)), layout="constrained")
-    panels = figure.subplots(1, len(others), sharey=True, squeeze=False)[0]
-    for number, (panel, group) in enumerate(zip(panels, others, strict=True), 1):
+    width = 4.0 + 3.0 * len(others)
+    listed = [
+        line
+        for number, group in enumerate(comparison.groups)
+        for line in textwrap.wrap(f"[{number}] {group.label}", int(12 * width), subsequent_indent="      ")
+    ]
+    figure = Figure(figsize=(width, 1.5 + 0.3 * len(shown) + 0.17 * len(listed)), layout="constrained")
+    panels = figure.subplots(1, len(others), sharex=True, sharey=True, squeeze=False)[0]
+    for number, panel in enumerate(panels, 1):
         for place, name in enumerate(shown):
             one = comparison.of(name)[number]
             if one.share is None or one.difference is None:
@@ -137,23 +149,42 @@ def picture(comparison: Comparison, file: str | Path) -> None:
                 reach = abs(percent * (one.difference.mean - one.difference.low) / one.difference.mean)
                 panel.errorbar(percent, place, xerr=reach, color="black", capsize=3)
         panel.axvline(0, color="black", linewidth=0.8)
-        panel.set_title(group.label, fontsize=9)
-        panel.set_xlabel(f"% against {comparison.groups[0].label}", fontsize=8)
+        panel.set_title(f"[{number}]", fontsize=9)
+        panel.set_xlabel("% against [0]", fontsize=8)
         panel.set_yticks(range(len(shown)), shown, fontsize=8)
         panel.grid(axis="x", alpha=0.3)
     panels[0].invert_yaxis()
+    figure.suptitle("\n".join(listed), x=0.01, ha="left", fontsize=8)
     figure.savefig(file, dpi=120)
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def _runs_in(folder: Path, left_out: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+    """A run's folder and manifest, or those in a folder of runs in the order in which they were started."""
     if (folder / results.SUMMARY).is_file() or (folder / results.MANIFEST).is_file():
         if not (folder / results.SUMMARY).is_file():
             raise ResultsError(f"{folder} holds no run: there is no {results.SUMMARY}")
-        return [folder]
-    found = sorted(file.parent for file in folder.glob(f"*/{results.SUMMARY}"))
+        manifest = results.read_json(folder / results.MANIFEST)
+        if not manifest.get("complete"):
+            raise ResultsError(f"{folder} {_incomplete(manifest)}; run it again first")
+        return [(folder, manifest)]
+    found = []
+    for file in sorted(folder.glob(f"*/{results.MANIFEST}")):
+        manifest = results.read_json(file)
+        if "scenario" not in manifest:
+            continue
+        if manifest.get("complete") and (file.parent / results.SUMMARY).is_file():
+            found.append((file.parent, manifest))
+        else:
+            left_out.append(f"{file.parent} {_incomplete(manifest)}")
     if not found:
-        raise ResultsError(f"{folder} holds no run: neither {results.SUMMARY} nor folders with one")
-    return found
+        reason = f"neither {results.SUMMARY} nor folders of complete runs"
+        raise ResultsError(f"{folder} holds no run: {reason}" + "".join(f"\n  {said}" for said in left_out))
+    return sorted(found, key=lambda run: (str(run[1].get("started")), str(run[1].get("finished"))))
+
+
+def _incomplete(manifest: Mapping[str, Any]) -> str:
+    stopped = manifest.get("stopped_by")
+    return "is incomplete" + ("" if stopped is None else f" (stopped by {stopped})")
 
 
 def _difference(figure: str, number: int, groups: Sequence[Group]) -> Difference:
@@ -180,22 +211,52 @@ def _mean(values: Sequence[int | float | None]) -> float | None:
 
 
 def _labels(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each scenario by the keys in which they differ, shortest names that tell them apart."""
+    """Each scenario by the keys in which they differ, under the shortest names that tell the keys apart."""
     flat = [_flat(scenario) for scenario in scenarios]
-    keys = list(dict.fromkeys(key for one in flat for key in one))
-    absent = object()
-    differing = [key for key in keys if len({_text(one.get(key, absent)) for one in flat}) > 1]
-    labels = []
     for one in flat:
-        if differing and all(key.startswith("engine.speculative_config") for key in differing):
-            speculation = one.get("engine.speculative_config", absent)
-            if speculation is None:
-                labels.append("no speculation")
-                continue
-        parts = [f"{key.rsplit('.', 1)[-1]}={_text(one[key])}" for key in differing if key in one]
-        shown = ", ".join(parts[:4]) + (f", and {len(parts) - 4} more" if len(parts) > 4 else "")
-        labels.append(shown or "the first's keys only")
-    return labels
+        if _SPECULATION in one:  # Null: what would be accepted makes no difference.
+            for key in [key for key in one if key == "acceptance" or key.startswith("acceptance.")]:
+                del one[key]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    differing: list[str] = []
+    for key in keys:
+        below = [other for other in keys if other.startswith(f"{key}.")]
+        if below:  # Null in some, and a mapping in others: these are told by what says most of it.
+            tag = next((f"{key}.{name}" for name in _TAGS if f"{key}.{name}" in below), None)
+            differing += [key] if tag is None else [key, tag]
+        elif len({_exact(one[key]) for one in flat if key in one}) > 1:
+            differing.append(key)
+    labels = [_label(one, list(dict.fromkeys(differing)), nulls=False) for one in flat]
+    if len(set(labels)) < len(labels) or not all(labels):
+        every = [key for key in keys if len({_exact(one[key]) if key in one else None for one in flat}) > 1]
+        labels = [_label(one, every, nulls=True) for one in flat]
+    return [label or "the others' keys are absent" for label in labels]
+
+
+def _label(one: Mapping[str, Any], keys: Sequence[str], *, nulls: bool) -> str:
+    parts = []
+    for key in keys:
+        if key == _SPECULATION and key in one:
+            parts.append("no speculation")
+        elif key in one and (nulls or one[key] is not None):
+            parts.append(f"{_short(key, keys)}={_text(one[key])}")
+        elif (
+            key not in one
+            and any(other.startswith(f"{key}.") for other in one)
+            and not any(other.startswith(f"{key}.") for other in keys)
+        ):
+            parts.append(_short(key, keys))
+    return ", ".join(parts)
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last names of a key, as many as no other key ends in."""
+    names = key.split(".")
+    for count in range(1, len(names)):
+        short = ".".join(names[-count:])
+        if not any(other != key and (other == short or other.endswith(f".{short}")) for other in keys):
+            return short
+    return key
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -208,8 +269,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _exact(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def _text(value: object) -> str:
     if value is None:
         return "null"
     text = str(value)
-    return text if len(text) <= 30 else text[:27] + "..."
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"

@@ -48,8 +48,8 @@ def _texts(cell: Any) -> list[str]:
     return texts
 
 
-def test_all_six_are_there() -> None:
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
+def test_all_nine_are_there() -> None:
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07", "08", "09"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
@@ -110,6 +110,7 @@ SETTINGS = {
     "03_placeholder_overhead": ("0.65",),
     "04_async_discard": ("0.3", "0.1"),
     "05_drafter_kv": ("55 percent",),
+    "07_which_k": ("0.65",),
 }
 
 

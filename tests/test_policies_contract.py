@@ -573,7 +573,6 @@ def test_a_combination_that_means_nothing_is_refused(overrides: list[str], key: 
     assert f"{key} =" in str(caught.value) or f"{key}:" in str(caught.value)
 
 
-@pytest.mark.xfail(reason="a request whose worst case is one slot more than the pool is taken, and never admitted")
 def test_a_request_whose_worst_case_is_larger_than_the_pool_is_refused() -> None:
     """Prompt 20, output 20, K = 3 without lookahead: 20 + 20 + 2 * 4 = 48 slots, and blocks of 1. A pool of 47 cannot
     give them; one of 48 can."""

@@ -32,7 +32,7 @@ def compare(
     everything: Annotated[bool, typer.Option("--all", help="Every figure of the summaries.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
-    """Show how the figures of runs differ from those of the first.
+    """Show how the figures of runs differ from those of the first given; in a folder of runs, of the first started.
 
     Runs whose scenarios differ in the seed alone count as one; with two common seeds or more, differences have a 95
     percent interval.
@@ -45,6 +45,8 @@ def compare(
         comparison = compared(results, everything=everything)
     except ResultsError as error:
         _fail(str(error), _BAD_INPUT)
+    for said in comparison.left_out:
+        print(f"speckv: left out: {said}", file=sys.stderr)
     if picture is not None:
         try:
             draw(comparison, picture)
