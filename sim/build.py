@@ -440,7 +440,12 @@ def _num_gpu_blocks(scenario: Scenario) -> int:
             drafter_kv_in_blocks=kind.in_target_blocks,
         )
     except NoRoomForKV as error:
-        raise _refused(scenario, "engine.num_gpu_blocks", str(error), "a larger card, or num_gpu_blocks") from None
+        raise _refused(
+            scenario,
+            "engine.num_gpu_blocks",
+            str(error),
+            "a larger tensor_parallel_size, a larger card, or a number for num_gpu_blocks",
+        ) from None
     if not kind.own_pool or drafter is None:
         return max(plan.num_gpu_blocks, 2)
     drafter_block = drafter_block_bytes(scenario)

@@ -198,8 +198,22 @@ class _Search:
             load = following
         held = "keep" if meets else "break"
         raise CapacityFailed(
-            f"requests {held} the limits at every load from {min(start, load):g} to {max(start, load):g}; "
-            + ("give stricter limits, or more requests" if meets else "the limits cannot be kept at any load")
+            f"requests {held} the limits at every {self._key.rsplit('.', 1)[-1]} from {min(start, load):g} to "
+            f"{max(start, load):g}; " + (self._no_end(load) if meets else "the limits cannot be kept at any load")
+        )
+
+    def _no_end(self, load: float) -> str:
+        """Why even the highest load tried keeps the limits: mostly since the run is over before anybody has to wait."""
+        (played,) = self._outcomes({self._key: load}, steps=True)[:1]
+        arriving_s = _arrival_s(played)
+        if self._key.endswith(".rate"):
+            arriving_s = (played.figures["num_requests"] or 0) / load
+        takes_s = (played.figures["e2el_ms_mean"] or 0.0) / 1e3
+        if arriving_s >= _LONG_ENOUGH * takes_s:
+            return "give stricter limits"
+        return (
+            f"at the last, requests arrive for {arriving_s:.2g} s and take {takes_s:.2g} s each: the run is too short, "
+            "a burst that the server takes in whatever its rate; give it more requests, or stricter limits"
         )
 
     def _meets(self, load: float) -> bool:

@@ -227,6 +227,13 @@ def replay(
         write_trace(output, trace)
     except OSError as error:
         _fail(f"cannot write {output}: {error.strerror or error}", _FAILED)
+    stalled = trace["summary"].get("stalled", [])
+    if stalled:
+        print(
+            f"speckv: stalled, never to be scheduled again: {len(stalled)} request{'s' if len(stalled) > 1 else ''}: "
+            f"{', '.join(stalled[:10])}{', ...' if len(stalled) > 10 else ''}",
+            file=sys.stderr,
+        )
 
 
 app.command(

@@ -92,7 +92,8 @@ def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Compa
     the first run given, and of a folder of runs the one that was started first. Incomplete runs in a folder of runs are
     left out. `everything`: all figures and not only `MAIN_FIGURES`.
 
-    Raises ResultsError: a folder holds no run, a run that is named is incomplete, or fewer than two scenarios are given.
+    Raises ResultsError: a folder holds no run, a run given by name is incomplete, or there are
+    fewer than two scenarios.
     """
     by_scenario: dict[str, tuple[dict[str, Any], dict[int, Figures], list[Path]]] = {}
     left_out: list[str] = []
@@ -152,6 +153,7 @@ def picture(comparison: Comparison, file: str | Path) -> None:
         panel.set_title(f"[{number}]", fontsize=9)
         panel.set_xlabel("% against [0]", fontsize=8)
         panel.set_yticks(range(len(shown)), shown, fontsize=8)
+        panel.tick_params(axis="x", labelsize=8)
         panel.grid(axis="x", alpha=0.3)
     panels[0].invert_yaxis()
     figure.suptitle("\n".join(listed), x=0.01, ha="left", fontsize=8)
@@ -179,7 +181,8 @@ def _runs_in(folder: Path, left_out: list[str]) -> list[tuple[Path, dict[str, An
     if not found:
         reason = f"neither {results.SUMMARY} nor folders of complete runs"
         raise ResultsError(f"{folder} holds no run: {reason}" + "".join(f"\n  {said}" for said in left_out))
-    return sorted(found, key=lambda run: (str(run[1].get("started")), str(run[1].get("finished"))))
+    # Of those that were started in the same second, the one whose manifest was written first.
+    return sorted(found, key=lambda run: (str(run[1].get("started")), (run[0] / results.MANIFEST).stat().st_mtime_ns))
 
 
 def _incomplete(manifest: Mapping[str, Any]) -> str:

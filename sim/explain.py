@@ -34,6 +34,14 @@ RESERVATION_LETTERS: Final = {
 }
 CONTENT_LETTERS: Final = {"v": "valid", "x": "garbage in memory", "-": "not written"}
 
+FATE_MEANINGS: Final = {
+    "stale_delivered": "the request was preempted while the step was under way; its tokens were delivered all the same",
+    "stale_dropped": "the request was preempted while the step was under way; its tokens were thrown away",
+    "unknown": "the request had finished or been aborted while the step was under way, so what it brought was ignored",
+    "discarded": "rejected drafts were rolled back, and then the tokens thrown away since the request was preempted",
+}
+"""What became of a frame that did not come back to a request as it had left it (`sim.records.FATES`)."""
+
 _MOST_FRAMES: Final = 40
 """Frames that a story lists; of more the first and the last."""
 _MOST_DRAWN: Final = 4
@@ -133,6 +141,8 @@ class Frame:
     delivered: int = 0
     trimmed: int = 0
     fate: str = ""
+    garbage: int | None = None
+    """Slots that it held when the step had ended, and that have nothing right in them; None without blocks."""
     moments: list[Snapshot] = field(default_factory=list)
 
 
@@ -220,6 +230,9 @@ class RequestWatcher:
         number, request = _place(batch, self.index)
         frame.ended = now
         frame.accepted = batch.accepted[number]
+        account = self.ledger.accounts.get(self.index)
+        if account is not None:
+            frame.garbage = account.content_written - account.content_valid
         self._look(now, frame, request, f"step {batch.number} has ended")
 
     def updated(self, now: int, returned: Returned) -> None:
@@ -346,9 +359,16 @@ class StepWatcher:
 
 
 def explain(
-    folder: Path, *, request: str | None = None, step: int | None = None, watch: Callable[[int], None] | None = None
+    folder: Path,
+    *,
+    request: str | None = None,
+    step: int | None = None,
+    everything: bool = False,
+    watch: Callable[[int], None] | None = None,
 ) -> str:
     """The story as text: of a request by id (`r7`) or number, of a step by number, or of a request in that step.
+
+    `everything`: every step of a request with many, and block tables of all requests of a step.
 
     Raises:
         ResultsError: `folder` is no folder of results.
@@ -359,7 +379,7 @@ def explain(
     if request is None:
         if step is None:
             raise NothingToExplain("nothing to explain: name a request, a step, or both")
-        return _of_step(folder, scenario, step, watch)
+        return _of_step(folder, scenario, step, everything, watch)
     index = _index(request)
     found: list[RequestWatcher] = []
 
@@ -379,7 +399,7 @@ def explain(
         steps = [frame.step for frame in story.frames]
         took_part = f"it took part in steps {steps[0]} to {steps[-1]}, {len(steps)} of them" if steps else "it had none"
         raise NothingToExplain(f"{folder}: request {request} was not in step {step}; {took_part}")
-    return "\n".join(tell_request(story, step)) + "\n"
+    return "\n".join(tell_request(story, step, everything=everything)) + "\n"
 
 
 def _index(request: str) -> int:
@@ -389,7 +409,7 @@ def _index(request: str) -> int:
     return int(text)
 
 
-def _of_step(folder: Path, scenario: Any, step: int, watch: Callable[[int], None] | None) -> str:
+def _of_step(folder: Path, scenario: Any, step: int, everything: bool, watch: Callable[[int], None] | None) -> str:
     found: list[StepWatcher] = []
 
     def observe(simulation: Simulation) -> StepWatcher:
@@ -402,11 +422,11 @@ def _of_step(folder: Path, scenario: Any, step: int, watch: Callable[[int], None
         if watcher.last < step:
             raise NothingToExplain(f"{folder}: there is no step {step}; the last one is {watcher.last}")
         raise NothingToExplain(f"{folder}: schedule {step} launched nothing, so there is no step {step}")
-    return "\n".join(tell_step(watcher)) + "\n"
+    return "\n".join(tell_step(watcher, everything=everything)) + "\n"
 
 
-def tell_request(story: RequestStory, step: int | None = None) -> list[str]:
-    """Lines: what happened, its frames, and its block table around one of them.
+def tell_request(story: RequestStory, step: int | None = None, *, everything: bool = False) -> list[str]:
+    """Lines: what happened, its frames (all of many with `everything`), and its block table around one of them.
 
     That is the frame of `step`, or else the one with most rejected drafts, or the last.
     """
@@ -425,7 +445,8 @@ def tell_request(story: RequestStory, step: int | None = None) -> list[str]:
         f"{lost} tokens thrown away as stale.",
         "",
     ]
-    lines += _frame_table(frames)
+    most = len(frames) if everything else _MOST_FRAMES
+    lines += _frame_table(frames, most)
     chosen = next((f for f in frames if f.step == step), None) if step is not None else None
     why = ""
     if chosen is None:
@@ -434,26 +455,28 @@ def tell_request(story: RequestStory, step: int | None = None) -> list[str]:
     lines += ["", f"Its block table in step {chosen.step}{why}:"]
     for moment in chosen.moments:
         lines += ["", *_moment(moment)]
-    return [*lines, "", *_legend()]
+    half = most // 2
+    shown = frames if len(frames) <= most else [*frames[:half], *frames[-half:]]
+    return [*lines, "", *_legend(frame.fate for frame in shown)]
 
 
-def _frame_table(frames: list[Frame]) -> list[str]:
+def _frame_table(frames: list[Frame], most: int) -> list[str]:
+    """A line a frame; of more than `most` the first and the last."""
     shown: list[Frame | None] = list(frames)
-    if len(frames) > _MOST_FRAMES:
-        half = _MOST_FRAMES // 2
+    if len(frames) > most:
+        half = most // 2
         shown = [*frames[:half], None, *frames[-half:]]
     lines = [
         "    step      scheduled  computed  tokens  drafts  rejected  delivered  garbage  what",
     ]
     for frame in shown:
         if frame is None:
-            lines.append(f"     ...  {len(frames) - _MOST_FRAMES} more")
+            lines.append(f"     ...  {len(frames) - most} more; --all lists them")
             continue
         kind = "decode" if frame.samples and frame.tokens == 1 + frame.drafts else "prefill"
         if kind == "prefill" and not frame.samples:
             kind = "a chunk of prefill"
-        ended = next((m for m in frame.moments if "ended" in m.what), None)
-        garbage = "" if ended is None else str(ended.content_written - ended.valid)
+        garbage = "-" if frame.garbage is None else str(frame.garbage)
         fate = "" if frame.fate in ("fresh", "") else f", {frame.fate.replace('_', ' ')}"
         back = "" if frame.updated is not None else ", not taken back"
         lines.append(
@@ -463,8 +486,8 @@ def _frame_table(frames: list[Frame]) -> list[str]:
     return lines
 
 
-def tell_step(watcher: StepWatcher) -> list[str]:
-    """Lines: what a step was, what came of each frame, and block tables of those that lost most."""
+def tell_step(watcher: StepWatcher, *, everything: bool = False) -> list[str]:
+    """Lines: what a step was, what came of each frame, and block tables of those that lost most, or of all."""
     batch = watcher.batch
     assert batch is not None
     times = watcher.times
@@ -512,15 +535,16 @@ def tell_step(watcher: StepWatcher) -> list[str]:
     order = sorted(
         range(len(batch.requests)),
         key=lambda number: (batch.accepted[number] if batch.accepted else 0) - batch.drafts[number],
-    )[:_MOST_DRAWN]
-    for number in order:
+    )
+    most = len(order) if everything else _MOST_DRAWN
+    for number in order[:most]:
         request = batch.requests[number]
         lines += ["", f"Block table of {request.id}:"]
         for moment in watcher.moments.get(request.index, []):
             lines += ["", *_moment(moment)]
-    if len(batch.requests) > _MOST_DRAWN:
-        lines += ["", f"{len(batch.requests) - _MOST_DRAWN} more requests; --request ID draws one of them."]
-    return [*lines, "", *_legend()]
+    if len(batch.requests) > most:
+        lines += ["", f"{len(batch.requests) - most} more requests; --request ID draws one of them, --all draws all."]
+    return [*lines, "", *_legend(() if returned is None else (FATES[fate] for fate in returned.fates))]
 
 
 def _moment(moment: Snapshot) -> list[str]:
@@ -532,11 +556,15 @@ def _moment(moment: Snapshot) -> list[str]:
     return [head, *moment.drawn()]
 
 
-def _legend() -> list[str]:
+def _legend(fates: Iterable[str]) -> list[str]:
+    """What the letters mean, and the fates among `fates`."""
+
     def words(letters: dict[str, str]) -> str:
         return ", ".join(f"{letter} {meaning}" for letter, meaning in letters.items())
 
-    return [f"reserved: {words(RESERVATION_LETTERS)}", f"in memory: {words(CONTENT_LETTERS)}"]
+    seen = set(fates)
+    told = [f"{fate.replace('_', ' ')}: {meaning}" for fate, meaning in FATE_MEANINGS.items() if fate in seen]
+    return [f"reserved: {words(RESERVATION_LETTERS)}", f"in memory: {words(CONTENT_LETTERS)}", *told]
 
 
 def _place(batch: Batch, index: int) -> tuple[int, Request]:

@@ -27,6 +27,12 @@ def recorded_scenario(folder: Path) -> tuple[Scenario, dict[str, Any]]:
         ResultsError: it is no folder of results.
         CannotRepeat: its scenario or the files it reads are not what they were.
     """
+    runs = results.runs_below(folder)
+    if runs:
+        listed = "".join(f"\n  {run}" for run in runs[:20]) + (
+            f"\n  ... {len(runs) - 20} more" if len(runs) > 20 else ""
+        )
+        raise ResultsError(f"{folder} is no run but holds {len(runs)}; name one of them:{listed}")
     manifest = results.read_json(folder / results.MANIFEST)
     try:
         file = None if manifest["scenario_file"] is None else Path(manifest["scenario_file"])

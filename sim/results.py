@@ -120,6 +120,14 @@ def read_json(path: Path) -> Any:
         raise ResultsError(f"cannot read {path}: not JSON ({error})") from error
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """Of a folder that is no run itself, the folders of runs in it, up to two levels down; of any other none."""
+    if (folder / MANIFEST).exists():
+        return []
+    found = [file.parent for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}") for file in folder.glob(pattern)]
+    return sorted(found)
+
+
 def table_file(folder: Path, table: Table) -> Path:
     """The file of a run's table, whichever its format.
 

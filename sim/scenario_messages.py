@@ -72,6 +72,8 @@ _NOT_SIMULATED: Final[Mapping[tuple[str, ...], Mapping[str, str]]] = {
     },
 }
 
+_K: Final = ("engine", "speculative_config", "num_speculative_tokens")
+
 _UNITS: Final = (
     ("_gb_s", "GB/s"),
     ("_per_s", "events a second"),
@@ -184,7 +186,10 @@ def _one(details: ErrorDetails, source: Source, root: type[Section]) -> Problem:
     nearest = None
     if kind == "literal_error" and field is not None and isinstance(value, str):
         nearest = nearest_name(value, _choices(field))
-    return problem_at(source, path, _reason(kind, details, path, value), _allowed_at(kind, details, field), nearest)
+    allowed = _allowed_at(kind, details, field)
+    if path == _K and value == 0:
+        allowed += "; no speculation is engine.speculative_config=null"
+    return problem_at(source, path, _reason(kind, details, path, value), allowed, nearest)
 
 
 def _paths(data: object, path: KeyPath) -> Iterator[KeyPath]:

@@ -1159,7 +1159,9 @@ class Workload(Section):
         if len(given) != 1:
             said = "neither is given" if not given else f"both are given: {' and '.join(given)}"
             reason = f"needs exactly one of trace and synthetic, or profile or tenants, and {said}"
-            raise wrong(reason, allowed="trace, synthetic, profile or tenants")
+            out = "synthetic" if "synthetic" in given else given[-1] if given else None
+            taken_out = "" if out is None else f" (--set workload.{out}=null takes {out} out)"
+            raise wrong(reason, allowed=f"trace, synthetic, profile or tenants{taken_out}")
         names = [tenant.name for tenant in self.tenants or ()]
         if len(set(names)) < len(names):
             raise wrong("two tenants have the same name", "tenants", "different names")

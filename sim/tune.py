@@ -137,6 +137,16 @@ class Tuning:
         return paired_difference(self.best.objective[:common], self.runner_up.objective[:common])
 
     @property
+    def told_apart(self) -> bool:
+        """Whether best and runner-up differ by more than the seeds do; true without a runner-up."""
+        return self.margin is None or self.margin.excludes_zero
+
+    @property
+    def one_k(self) -> bool:
+        """Whether the K by batch size is the same for all sizes, so that vLLM needs no table."""
+        return self.table is not None and len(self.table) == 1
+
+    @property
     def tied(self) -> bool:
         """Whether the two are equal in the objective, and latency decided."""
         margin = self.margin
@@ -161,7 +171,8 @@ def tune(
     """Find the candidate with the highest objective, among all combinations of what is given.
 
     `k`: drafts a step, 0 for none. `seeds`: as many as the finalists may see; the search makes at most a quarter of the
-    runs of a grid with all of them. `loads` looks for the load at which the answer changes, `by_batch_size` for K by
+    runs of a grid with all of them, unless the grid is so small that the last two would see less than two seeds.
+    `loads` looks for the load at which the answer changes, `by_batch_size` for K by
     batch size. `watch` is told how many runs have ended.
 
     Raises:
@@ -185,7 +196,7 @@ def tune(
     with runs(jobs, watch) as made:
         search = _Search(scenario, overrides, base, objective, made)
         tuning = search.found(candidates, seeds)
-        if loads:
+        if loads and len(tuning.best.objective) > 1:  # One seed says too little of this load to compare with others.
             before = made.num_runs
             tuning.changes = search.changes(tuning, ks)
             tuning.num_load_runs = made.num_runs - before
@@ -208,7 +219,8 @@ class _Search:
         self._made = made
 
     def found(self, candidates: Sequence[Candidate], seeds: int) -> Tuning:
-        """Successive halving over at most a quarter of the runs of the grid."""
+        """Successive halving over at most a quarter of the runs of the grid; of a tiny grid, over as many as it takes
+        for each candidate to be seen and the last two to have two seeds."""
         usable, refused = self._usable(candidates)
         before = self._made.num_runs
         budget = max(len(usable) * seeds // BUDGET, len(usable))
@@ -223,6 +235,8 @@ class _Search:
             spend = budget - used if last else budget // len(widths)
             more = max(spend // width, 0 if last else 1)
             seen_now = min(seeds, seen + more, seen + max((budget - used) // width, 0)) if seen else min(seeds, more)
+            if last:
+                seen_now = max(seen_now, min(seeds, 2))
             used += (seen_now - seen) * width
             seen = max(seen_now, 1)
             ranked = ranking(self._scores(usable, alive, seen, refused))
@@ -392,6 +406,7 @@ def _flags(tuning: Tuning, base: Scenario) -> list[str]:
     best = tuning.best.candidate
     gain = tuning.table_gain
     table = tuning.table if gain is not None and gain.mean > TIE * abs(tuning.best.mean) else None
+    table = None if tuning.one_k else table
     k = max(row[2] for row in table) if table else best.k
     flags = []
     if k:

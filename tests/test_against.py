@@ -59,6 +59,16 @@ def test_intervals_by_hand() -> None:
     assert interval([3]) == (3, None, None)
 
 
+def test_rounding_prints_as_nothing() -> None:
+    """Sums of doubles near 1,000 differ by some 1e-13 of it; one part in a million is no rounding."""
+    from sim.against import Interval
+    from sim.commands.against import _settled
+
+    assert _settled(Interval(1e-10, -2e-10, 3e-10), (1000.0, 1000.0)) == (0, 0, 0)
+    assert _settled(Interval(1e-10, None, None), (1000.0, 0.0)) == (0, None, None)
+    assert _settled(Interval(1e-3, -1e-7, 2e-3), (1000.0, 1000.0)) == (1e-3, 0, 2e-3)
+
+
 def test_twins_have_the_same_requests_and_draws(busy: Path) -> None:
     base = simulate(busy, out="a").requests().sort_values("request")
     twin = simulate(busy, ["engine.speculative_config=null"], out="b").requests().sort_values("request")

@@ -302,6 +302,14 @@ def test_a_replay_goes_from_file_to_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
 
 
+def test_a_replay_names_requests_that_stall(tmp_path: Path) -> None:
+    """vLLM 0.24 left r11 stalled in this recorded case, so the replay does too."""
+    case = Path(__file__).parent / "conformance" / "cases" / "29-stalled-after-reset.case.json.gz"
+    done = replay(str(case), str(tmp_path / "trace.json"), "vllm-0.24")
+    assert done.exit_code == 0
+    assert done.stderr == "speckv: stalled, never to be scheduled again: 1 request: r11\n"
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [

@@ -58,6 +58,45 @@ def test_a_folder_of_runs_stands_for_all_of_them(runs: dict[tuple[int, int], sim
     assert found.of("slot_seconds_committed")
 
 
+def test_labels_show_what_differs_and_nothing_else() -> None:
+    from sim.differences import _labels
+
+    def scenario(requests: int, k: int | None, blocks: int | None = None) -> dict[str, object]:
+        speculation = None if k is None else {"method": "eagle3", "model": None, "num_speculative_tokens": k}
+        acceptance = None if k is None else {"model": "geometric", "rate": 0.6}
+        engine = {"num_gpu_blocks": blocks, "speculative_config": speculation}
+        return {"engine": engine, "acceptance": acceptance, "workload": {"num_requests": requests, "rate": 4}}
+
+    assert _labels([scenario(10, 3), scenario(20, 3)]) == ["num_requests=10", "num_requests=20"]
+    assert _labels([scenario(10, 3), scenario(10, None)]) == ["num_speculative_tokens=3", "no speculation"]
+    assert _labels([scenario(10, 3, 90), scenario(10, 3)]) == ["num_gpu_blocks=90", "num_gpu_blocks=null"]
+    assert _labels([scenario(10, 1, 90), scenario(10, 3)]) == [
+        "num_gpu_blocks=90, num_speculative_tokens=1",
+        "num_speculative_tokens=3",
+    ]
+    lengths = [{"prompt": {"min": 1, "max": 9}, "output": {"min": 2, "max": size}} for size in (4, 5)]
+    assert _labels(lengths) == ["max=4", "max=5"]
+    assert _labels([*lengths, {**lengths[0], "prompt": {"min": 1, "max": 3}}]) == [
+        "prompt.max=9, output.max=4",
+        "prompt.max=9, output.max=5",
+        "prompt.max=3, output.max=4",
+    ]
+
+
+def test_incomplete_runs_in_a_folder_are_left_out(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
+    for number, (k, started) in enumerate([(3, "2026-01-02"), (1, "2026-01-01"), (1, "2026-01-03")]):
+        folder = tmp_path / "all" / str(number)
+        folder.mkdir(parents=True)
+        manifest = json.loads((runs[k, 0].folder / "manifest.json").read_text())
+        changed = manifest | {"started": started, "complete": number < 2}
+        (folder / "manifest.json").write_text(json.dumps(changed))
+        (folder / "summary.json").write_text((runs[k, 0].folder / "summary.json").read_text())
+    found = compare([tmp_path / "all"])
+    assert [group.label for group in found.groups] == ["num_speculative_tokens=1", "num_speculative_tokens=3"]
+    (left_out,) = found.left_out
+    assert left_out == f"{tmp_path / 'all' / '2'} is incomplete"
+
+
 def test_without_common_seeds_there_is_no_interval(runs: dict[tuple[int, int], sim.run.Result]) -> None:
     found = compare([runs[3, 0].folder, runs[1, 1].folder])
     (_, second) = found.of("ttft_ms_mean")

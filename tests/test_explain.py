@@ -129,6 +129,10 @@ def test_the_story_of_a_step(tiny: Path) -> None:
     assert f"{row['content_garbage']:,} garbage" in text
     both = explain(tiny, request=text.split("Block table of ")[1].split(":")[0], step=int(row["step"]))
     assert f"Its block table in step {row['step']}:" in both
+    table = both.split("  what\n")[1].split("\n\n")[0].splitlines()
+    garbage = [line.split()[8] for line in table if "..." not in line]
+    assert all(text == "-" or text.isdigit() for text in garbage)  # "-" once it has been preempted or has ended
+    assert garbage.count("-") < len(garbage) / 2
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,11 @@ def test_the_command(tiny: Path) -> None:
     done = CliRunner().invoke(app, ["explain", str(tiny), "--request", "r3"])
     assert done.exit_code == 0
     assert done.stdout.startswith("Request r3: finished")
+    everything = CliRunner().invoke(app, ["explain", str(tiny), "--request", "r3", "--all"])
+    assert "--all lists them" not in everything.stdout
+    parent = CliRunner().invoke(app, ["explain", str(tiny.parent), "--request", "r3"])
+    assert parent.exit_code == 2
+    assert f"holds 1; name one of them:\n  {tiny}" in parent.stderr
     for arguments in (["--request", "r99"], []):
         done = CliRunner().invoke(app, ["explain", str(tiny), *arguments])
         assert done.exit_code == 2

@@ -110,7 +110,7 @@ SETTINGS = {
     "03_placeholder_overhead": ("0.65",),
     "04_async_discard": ("0.3", "0.1"),
     "05_drafter_kv": ("55 percent",),
-    "07_which_k": ("0.65",),
+    "09_policies_compared": ("95 percent",),
 }
 
 

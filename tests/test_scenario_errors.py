@@ -71,6 +71,16 @@ BAD: list[tuple[str, str, list[str]]] = [
     ("nan", "engine: {watermark: .nan}", ["finite"]),
     ("inf", synthetic("arrivals: {process: poisson, rate: .inf}"), ["finite"]),
     # ranges and names
+    (
+        "no drafts",
+        "engine: {speculative_config: {method: ngram, num_speculative_tokens: 0}}",
+        ["out of range", "no speculation is engine.speculative_config=null"],
+    ),
+    (
+        "two kinds of workload",
+        "workload: {trace: {path: x.csv}, synthetic: {}}",
+        ["both are given", "--set workload.synthetic=null takes synthetic out"],
+    ),
     ("negative seed", "seed: -1", ["seed = -1", "out of range"]),
     ("big seed", f"seed: {10**30}", ["seed", "9223372036854775807"]),
     ("name", "name: a/b", ["name = 'a/b'", "characters that a name may not have"]),

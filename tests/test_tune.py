@@ -168,12 +168,41 @@ def test_the_command_prints_flags_and_writes_the_table(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("recommended  --speculative-config '{")
     assert "runner-up    no speculation: the first is ahead by +" in done.stdout
-    assert json.loads((folder / "num_speculative_tokens_per_batch_size.json").read_text())[0][0] == 1
+    assert "by batch size  K = 3 at every size: no table is needed" in done.stdout
+    assert not (folder / "num_speculative_tokens_per_batch_size.json").exists()
+    assert "more than a quarter of the grid" in done.stdout  # two candidates with two seeds each are the grid
     as_json = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert as_json["best"]["candidate"]["k"] == 3
     assert as_json["margin"]["mean"] > 0
     assert CliRunner().invoke(app, ["tune", "small.yaml"]).exit_code == 2
-    assert CliRunner().invoke(app, ["tune", "small.yaml", "--k", "3:1"]).exit_code == 2
+    wrong = CliRunner().invoke(app, ["tune", "small.yaml", "--k", "3:1"])
+    assert wrong.exit_code == 2
+    assert "--k 3:1: the first is above the last" in wrong.stderr
+
+
+def test_one_k_for_all_sizes_needs_no_table() -> None:
+    from sim.tune import Tuning
+
+    one = Score(Candidate(3), [10.0, 11.0], [1.0, 1.0])
+    tuning = Tuning("output_throughput", one, None, [one], {}, table=[[1, 2, 3], [3, 4, 0]])
+    assert not tuning.one_k
+    assert Tuning("output_throughput", one, None, [one], {}, table=[[1, 4, 3]]).one_k
+
+
+def test_the_recommendation_names_what_was_refused_and_what_one_seed_says(folder: Path) -> None:
+    """Three rates: K = 4 to 6 cannot be tried."""
+    from sim.cli import app
+
+    rates = "acceptance={model: per_position, convention: unconditional, rates: [0.7, 0.5, 0.3]}"
+    arguments = ["tune", "small.yaml", "--objective", "output_throughput", "--k", "0,3,4,5,6", "--seeds", "1"]
+    done = CliRunner().invoke(app, [*arguments, "--jobs", "1", "--set", rates])
+    assert done.exit_code == 0, done.output
+    headline = done.stdout.splitlines()[:4]
+    assert headline[1].strip().startswith("of what could be tried: K = 4 to 6 were refused: ")
+    assert headline[2].endswith("over 1 seed")
+    assert "one seed gives no interval" in headline[3]
+    assert "at other loads  " not in done.stdout
+    assert ", 0 more at other loads" in done.stdout
 
 
 # The shape that is known
@@ -239,6 +268,8 @@ def test_capacity_says_what_is_wrong(folder: Path) -> None:
         capacity("small.yaml")
     with pytest.raises(ScenarioError, match="has no rate that could be raised"):
         capacity("small.yaml", ["slo.ttft_ms=100"])
+    with pytest.raises(CapacityFailed, match=r"keep the limits at every rate from .* too short, a burst"):
+        capacity("seat.yaml", ["slo.e2el_ms=5000", "workload.synthetic.num_requests=20"], seeds=1, jobs=1)
     with pytest.raises(CapacityFailed, match="cannot be kept at any load"):
         capacity("seat.yaml", ["slo.e2el_ms=20", "workload.synthetic.num_requests=20"], seeds=1, jobs=1)
 

@@ -27,6 +27,9 @@ def explain(
         str | None, typer.Option("--request", metavar="ID", help="A request, by its id (r7) or number.")
     ] = None,
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="A step, by the number in the table.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every step of the request; block tables of all requests of the step.")
+    ] = False,
 ) -> None:
     """Tell the story of a request or of a step, with its block table slot by slot.
 
@@ -37,7 +40,7 @@ def explain(
 
     with _ended_well():
         try:
-            print(told(result, request=request, step=step), end="")
+            print(told(result, request=request, step=step, everything=everything), end="")
         except NothingToExplain as error:
             _fail(str(error), _BAD_INPUT)
 

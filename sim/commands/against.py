@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sim.against import Comparison, Interval
 
 _FAILED, _BAD_INPUT = 1, 2
+_ROUNDING: Final = 1e-9
+"""Differences below this share of the figure are rounding, and print as 0."""
 
 _SHOWN: Final = (
     ("output_throughput", "output tokens/s", 1.0),
@@ -86,8 +88,11 @@ def _show(comparison: Comparison) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else "1 seed, so no intervals"
+    count = len(comparison.seeds)
+    seeds = f"{count} seeds" if count > 1 else "1 seed, so no intervals"
     console.print(f"{comparison.name} against {', '.join(comparison.changes)}: {seeds}", style="bold")
+    if count == 2:
+        console.print("two pairs give wide intervals (12.7 standard errors to each side); more seeds, narrower ones")
     console.print(f"held fixed: {'; '.join(comparison.held_fixed)}")
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("", style="bold", no_wrap=True)
@@ -96,7 +101,7 @@ def _show(comparison: Comparison) -> None:
     for name, label, scale in _SHOWN:
         if name in comparison.differences:
             one, other = (_number(value * scale) for value in comparison.figures[name])
-            found = comparison.differences[name]
+            found = _settled(comparison.differences[name], comparison.figures[name])
             table.add_row(label, one, other, _signed(found.mean * scale), _range(found, scale))
     console.print(table)
     if not comparison.parts:
@@ -110,15 +115,35 @@ def _show(comparison: Comparison) -> None:
     for part in comparison.parts:
         if part.missing is None:
             table.add_row(
-                part.name.replace("_", " "), *(_plus_minus(part.differences[name], scale) for name, _, scale in shown)
+                part.name.replace("_", " "),
+                *(
+                    _plus_minus(_settled(part.differences[name], comparison.figures[name]), scale)
+                    for name, _, scale in shown
+                ),
             )
     table.add_row(
-        "whole", *(_plus_minus(comparison.differences[name], scale) for name, _, scale in shown), style="bold"
+        "whole",
+        *(
+            _plus_minus(_settled(comparison.differences[name], comparison.figures[name]), scale)
+            for name, _, scale in shown
+        ),
+        style="bold",
     )
     console.print(table)
     for part in comparison.parts:
         if part.missing is not None:
             console.print(f"no {part.name}: {part.missing}")
+
+
+def _settled(found: Interval, figures: tuple[float, float]) -> Interval:
+    """The same with 0 for what is only rounding: below `_ROUNDING` of the figure."""
+    least = _ROUNDING * max(abs(figure) for figure in figures)
+
+    def kept(value: float) -> float:
+        return 0.0 if abs(value) <= least else value
+
+    low, high = (None if end is None else kept(end) for end in (found.low, found.high))
+    return found._replace(mean=kept(found.mean), low=low, high=high)
 
 
 def _number(value: float) -> str:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
 
+from sim.scenario_errors import shorten
+
 if TYPE_CHECKING:
     from sim.capacity import Capacity
     from sim.paired import Interval
@@ -60,7 +62,8 @@ def tune(
 ) -> None:
     """Find the K, and if asked the drafter, max_num_seqs and watermark, with which a server does most.
 
-    Successive halving over seeds that all candidates share: at most a quarter of the runs of a full grid.
+    Successive halving over seeds that all candidates share: at most a quarter of the runs of a full grid, or a few more
+    where the grid is tiny.
     """
     from sim.scenario import ScenarioError
     from sim.tune import TuneFailed
@@ -88,7 +91,7 @@ def tune(
         _fail(str(error), _BAD_INPUT)
     except TuneFailed as error:
         _fail(str(error), _FAILED)
-    if tuning.table is not None:
+    if tuning.table is not None and not tuning.one_k:
         try:
             table.write_text(json.dumps(tuning.table) + "\n", encoding="utf-8")
         except OSError as error:
@@ -145,25 +148,39 @@ def capacity(
 
 
 def _show_tuning(tuning: Tuning, table: Path | None) -> None:
+    from sim.tune import BUDGET
+
     best, unit = tuning.best, _UNIT[tuning.objective]
     flags = " ".join(tuning.flags) if tuning.flags else "no --speculative-config: drafts do not pay here"
     print(f"recommended  {flags}")
-    print(f"             {best.candidate}: {best.mean:.4g} {unit}, over {len(best.objective)} seeds")
+    refused = _never_tried(tuning)
+    if refused is not None:
+        print(f"             of what could be tried: {refused}")
+    count = len(best.objective)
+    print(f"             {best.candidate}: {best.mean:.4g} {unit}, over {_seeds(count)}")
+    if count < 2:
+        print("             one seed gives no interval, and says nothing of other loads; --seeds 2 or more does")
     margin = tuning.margin
     if tuning.runner_up is not None and margin is not None:
         said = f"{_signed(margin)} {unit}{_percent(margin.over(tuning.runner_up.mean))}"
         print(f"runner-up    {tuning.runner_up.candidate}: the first is ahead by {said}")
         if tuning.tied:
             print("             the two are equal in that; the first takes less time from arrival to end")
-        elif not margin.excludes_zero:
+        elif count > 1 and not tuning.told_apart:
             print("             too near to tell apart with these seeds")
+    near = ""
+    if not tuning.told_apart and not tuning.tied:
+        near = "; but here the first two are too near to tell apart, so that says little"
     for change in tuning.changes:
         print(f"at other loads  {_change(change, unit)}")
     if not tuning.changes and tuning.num_load_runs:
-        print("at other loads  the same from a quarter to four times this load")
+        said = "the same" if not near else "nothing else is better"
+        print(f"at other loads  {said} from a quarter to four times this load{near}")
     if table is not None:
         if tuning.table is None:
-            print("by batch size  no drafts at any size")
+            print("by batch size  no drafts at any size: no table is needed")
+        elif tuning.one_k:
+            print(f"by batch size  K = {tuning.table[0][2]} at every size: no table is needed, and none is written")
         else:
             print(f"by batch size  {json.dumps(tuning.table)}")
             if tuning.table_gain is not None:
@@ -172,22 +189,58 @@ def _show_tuning(tuning: Tuning, table: Path | None) -> None:
                 )
     print("\ncandidates, best first")
     for score in tuning.scores:
-        print(f"  {score.mean:>10.4g}  {len(score.objective):>3} seeds  {score.candidate}")
+        print(f"  {score.mean:>10.4g}  {_seeds(len(score.objective)):>8}  {score.candidate}")
     for candidate, reason in tuning.refused.items():
         print(f"     refused             {candidate}: {reason[:120]}")
     print(f"{tuning.num_runs} runs (a full grid: {tuning.num_grid_runs}), {tuning.num_load_runs} more at other loads")
+    if tuning.num_runs * BUDGET > tuning.num_grid_runs and count > 1:
+        print("more than a quarter of the grid, which is tiny: all were seen, and the last two with two seeds or more")
+
+
+def _never_tried(tuning: Tuning) -> str | None:
+    """Which K could not be tried at all, or how many other candidates, and why; None if all could."""
+    if not tuning.refused:
+        return None
+    tried = {score.candidate.k for score in tuning.scores}
+    never = sorted({candidate.k for candidate in tuning.refused} - tried)
+    if never:
+        reason = next(why for candidate, why in tuning.refused.items() if candidate.k == never[0])
+        return f"K = {_spans(never)} {'was' if len(never) == 1 else 'were'} refused: {shorten(reason, 160)}"
+    count, reason = len(tuning.refused), next(iter(tuning.refused.values()))
+    return f"{count} candidate{'s were' if count > 1 else ' was'} refused: {shorten(reason, 160)}"
+
+
+def _spans(numbers: list[int]) -> str:
+    """`1, 4 to 8` of sorted whole numbers."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'' if count == 1 else 's'}"
 
 
 def _change(change: LoadChange, unit: str) -> str:
     where = f"{change.key.rsplit('.', 1)[-1]} {change.load:.4g} ({change.factor:g} times)"
-    return f"{change.candidate} is better at {where}, by {_signed(change.gain)} {unit} or in latency"
+    near = "" if change.gain.excludes_zero else "; too near to tell apart by that alone"
+    return f"{change.candidate} is better at {where}, by {_signed(change.gain)} {unit} or in latency{near}"
 
 
 def _show_capacity(found: Capacity) -> None:
     kept = found.highest.attainment
-    print(f"capacity  {found.request_rate:.4g} requests/s ({found.key.rsplit('.', 1)[-1]} {found.highest.load:.4g})")
+    of_rate = found.key.endswith(".rate")
+
+    def load(value: float) -> str:
+        return f"{value:.4g} requests/s" if of_rate else f"{found.key.rsplit('.', 1)[-1]} {value:.4g}"
+
+    print(f"capacity  {found.request_rate:.4g} requests/s" + ("" if of_rate else f" ({load(found.highest.load)})"))
     print(f"          {kept.mean:.1%} of the requests keep the limits there, {found.attainment:.0%} are asked for")
-    print(f"          at {found.above.load:.4g} only {found.above.attainment.mean:.1%} do")
+    print(f"          at {load(found.above.load)} only {found.above.attainment.mean:.1%} do")
     print(f"limit     {found.limit}: {found.why}")
     pressure = found.pressure
     print(
@@ -237,7 +290,11 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], _T]) -> list[_
     try:
         if ":" in text and kind is _whole:
             first, last = (int(part) for part in text.split(":"))
-            if first > last or last > 1000:
+            if first > last:
+                _fail(
+                    f"{option} {text}: the first is above the last; allowed: numbers such as {last}:{first}", _BAD_INPUT
+                )
+            if last > 1000:
                 raise ValueError
             return [kind(str(number)) for number in range(first, last + 1)]
         return [kind(part) for part in text.split(",")]
