@@ -102,6 +102,8 @@ def read_sources(names: Sequence[str], k: int | None = None, drafter: str | None
 
 def _lines(path: Path) -> Iterator[bytes]:
     """The lines, without the line's end, of a plain or gzipped file."""
+    if path.exists() and not path.is_file():
+        raise AcceptanceError(f"{path}: is not a regular file")
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"

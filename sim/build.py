@@ -56,6 +56,7 @@ from workloads.tenants import Tenants, tenant_seed
 from workloads.traces import Columns, Format, Trace, TraceError, detect_format
 
 _DRAWS: Final = 256
+_LATEST_NS: Final = 4 * 10**18
 
 
 class FixedStep:
@@ -205,8 +206,7 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
     capacity = (settings.num_gpu_blocks - 1) * settings.block_size
     max_request_tokens = _max_request_tokens(settings, rules.reservation.exact, capacity)
     max_prompt_tokens = min(settings.max_model_len - 1, capacity)
-    if not scenario.workload.refuse_too_long:
-        _check_requests(scenario, workload, max_prompt_tokens, max_request_tokens)
+    _check_requests(scenario, workload, max_prompt_tokens, max_request_tokens)
     block_size = settings.block_size
 
     def content(spec: RequestSpec) -> Content:
@@ -478,10 +478,25 @@ def _max_request_tokens(settings: Settings, exact: bool, capacity: int) -> int:
     return capacity - ahead + (1 if exact else 0)
 
 
+def _told(scenario: Scenario, specs: Iterator[RequestSpec]) -> Iterator[RequestSpec]:
+    """The requests; what their distributions cannot do is the scenario's problem."""
+    try:
+        yield from specs
+    except TraceError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise _refused(scenario, "workload", str(error), "arrivals and lengths that can be drawn") from None
+
+
 def _check_requests(scenario: Scenario, workload: Workload, max_prompt_tokens: int, max_request_tokens: int) -> None:
     """Look at every request that is known beforehand, so that nothing is written for one that never fits."""
     trace = scenario.workload.trace
-    for spec in workload.arrivals():
+    for spec in _told(scenario, workload.arrivals()):
+        if spec.arrival_ns > _LATEST_NS:
+            reason = f"request {spec.index} arrives after {spec.arrival_ns / 1e9:.3g} s; simulated time ends at 4e9 s"
+            raise _refused(scenario, "workload", reason, "arrivals that come sooner")
+        if scenario.workload.refuse_too_long:
+            continue
         total = spec.num_prompt_tokens + spec.max_tokens
         if spec.num_prompt_tokens <= max_prompt_tokens and total <= max_request_tokens:
             continue

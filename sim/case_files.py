@@ -5,6 +5,7 @@ Knows the case's format (`docs/conformance.md`) as far as it can be wrong; must 
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -63,6 +64,8 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path, what: str) -> Any:
+    if path.exists() and not path.is_file():
+        raise CaseError(f"{path}: is not a regular file; allowed: JSON, gzipped if it ends in .gz")
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
@@ -85,10 +88,18 @@ def _read_json(path: Path, what: str) -> Any:
 
 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:
-    """Write a trace whole or not at all; the same trace gives the same bytes. Raises OSError."""
+    """Write a trace whole or not at all; the same trace gives the same bytes. A device or a pipe is written to.
+
+    Raises OSError.
+    """
     content = (json.dumps(trace, separators=(",", ":")) + "\n").encode()
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_bytes(content)
@@ -170,6 +181,7 @@ class _Checker:
         self._may("engine", engine, "long_prefill_token_threshold", *_whole(0))
         self._may("engine", engine, "watermark", *_SHARE)
         self._may("engine", engine, "policy", lambda value: value in ("fcfs", "priority"), "fcfs or priority")
+        self._may("engine", engine, "batches_in_flight", lambda value: _whole(1)[0](value) and value <= 64, "1 to 64")
         rows = "rows [first, last, K] of whole numbers, or null"
         self._may("engine", engine, "num_speculative_tokens_per_batch_size", _triples, rows)
         if engine.get("num_speculative_tokens", 0):

@@ -221,6 +221,8 @@ def replay(
         trace = replay_case(read_case(case), PRESETS[engine])
     except CaseError as error:
         _fail(str(error), _BAD_INPUT)
+    except ValueError as error:  # what only shows once it is built: rows of K that overlap, text that is none
+        _fail(f"{case}: {error}", _BAD_INPUT)
     except EngineCrash as error:
         _fail(f"{case}: {engine} would have crashed: {error}", _FAILED)
     try:

@@ -24,9 +24,9 @@ from sim.device import Device, SimulatedRequest
 from sim.records import Batch
 from workloads.spec import RequestSpec, Workload
 
-_FRUITLESS_STEPS = 100_000
-"""Steps in a row that deliver nothing, after which the engine counts as running in circles. Presets with a known loss
-get there: a request whose placeholders have drifted may preempt itself for ever."""
+_FRUITLESS_PREEMPTIONS = 10_000
+"""Preemptions in a row between which nothing is delivered, after which the engine counts as running in circles. Presets
+with a known loss get there: a request whose placeholders have drifted may preempt itself for ever."""
 _BARREN_EVENTS = 100
 """Recurring events after which requests that still cannot be scheduled count as stalled for good."""
 
@@ -101,7 +101,8 @@ class Engine:
         self._wake: simpy.Event | None = None
         self._work: simpy.Event | None = None
         self._queue: deque[tuple[Batch, simpy.Event]] = deque()
-        self._fruitless_steps = 0
+        self._preemptions_then = 0
+        """Preemptions when something was last delivered."""
         self._expected = 0
         """Processes that may still bring something in."""
 
@@ -293,10 +294,8 @@ class Engine:
             for request in returned.finished:
                 self._follow_up(request)
             if any(returned.delivered):
-                self._fruitless_steps = 0
-                continue
-            self._fruitless_steps += 1
-            if self._fruitless_steps >= _FRUITLESS_STEPS:
+                self._preemptions_then = scheduler.num_preemptions
+            elif scheduler.num_preemptions - self._preemptions_then >= _FRUITLESS_PREEMPTIONS:
                 self.stalled = list(scheduler.requests.values())
                 self.stopped_by = "livelock"
                 return

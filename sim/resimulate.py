@@ -40,6 +40,11 @@ def recorded_scenario(folder: Path) -> tuple[Scenario, dict[str, Any]]:
         version = manifest["versions"]["speckv"]
     except (KeyError, TypeError) as error:
         raise ResultsError(f"{folder / results.MANIFEST} is no manifest of a run: {error} is missing") from error
+    if manifest.get("schema_version") != results.SCHEMA_VERSION or not isinstance(resolved, dict):
+        raise ResultsError(
+            f"{folder / results.MANIFEST}: schema_version {manifest.get('schema_version')!r}; "
+            f"this speckv reads {results.SCHEMA_VERSION}"
+        )
     made_by = "" if version == __version__ else f" (the run was made by speckv {version}, this is {__version__})"
     try:
         scenario = resolved_scenario(resolved, file)

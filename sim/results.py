@@ -113,7 +113,10 @@ def read_json(path: Path) -> Any:
         ResultsError: it is not there, or is damaged.
     """
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ResultsError(f"cannot read {path}: not an object")
+        return content
     except OSError as error:
         raise ResultsError(_cannot("read", path, error)) from error
     except ValueError as error:

@@ -250,9 +250,8 @@ def _run(
         )
     if simulation.stopped_by == "livelock":
         manifest["warnings"].append(
-            f"{len(simulation.stalled)} requests run in circles: nothing was delivered for 100,000 steps, as it would "
-            f"be "
-            f"in the engine that {scenario.engine.preset} follows"
+            f"{len(simulation.stalled)} requests run in circles: they preempt each other and deliver nothing, as in "
+            f"the engine that {scenario.engine.preset} follows"
         )
     manifest["complete"] = failure is None and manifest["stopped_by"] != "interrupt"
     summary = summarise(metrics, simulation, garbage)

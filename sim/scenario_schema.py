@@ -402,7 +402,7 @@ class Engine(Section):
     num_gpu_blocks: int | None = Field(
         default=None,
         ge=2,
-        le=100_000_000,
+        le=10_000_000,
         description="Blocks in the pool (vLLM's --num-gpu-blocks-override), the null block included. null: from the "
         "memory.",
     )

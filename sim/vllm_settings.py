@@ -334,6 +334,8 @@ def human_readable(text: str) -> int | None:
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a plain or gzipped text with their numbers, colours taken out. Raises SettingsError."""
+    if path.exists() and not path.is_file():
+        raise SettingsError(f"{path}: is not a regular file")
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"

@@ -154,6 +154,8 @@ class Source:
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
         """The file, unzipped where its name or its first bytes say so."""
+        if self.path.exists() and not self.path.is_file() and not self.path.is_dir():
+            raise TraceError(self.path, None, None, None, "is not a regular file")
         with _told(self.path), self.path.open("rb") as raw:
             size = max(self.path.stat().st_size, 1)
             self.fraction = lambda: 1.0 if raw.closed else min(1.0, raw.tell() / size)

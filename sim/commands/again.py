@@ -74,6 +74,8 @@ def blockmap(
     """
     from sim.block_map import block_map, draw_block_map
 
+    if output.suffix.lower() != ".png":
+        _fail(f"--output {output}: allowed: a file that ends in .png", _BAD_INPUT)
     with _ended_well():
         try:
             seen = block_map(result, from_s, to_s, _clock())

@@ -177,7 +177,7 @@ class Scheduler:
     def _make_room(self, builder: BatchBuilder, index: int) -> int:
         """Preempt one running request; returns where the request in hand now stands in the running list."""
         running = self.running
-        victim = self._victim()
+        victim = self._victim(index)
         position = len(running) - 1 if victim is running[-1] else running.index(victim)
         del running[position]
         scheduled = builder.remove(victim)
@@ -187,11 +187,16 @@ class Scheduler:
             return index - 1
         return index
 
-    def _victim(self) -> Request:
-        """Whom to preempt: the largest (priority, arrival), the first on a tie, or as the rule says."""
+    def _victim(self, index: int) -> Request:
+        """Whom to preempt: the largest (priority, arrival), the first on a tie, or as the rule says of those that
+        stand at `index` or behind, which this step has not scheduled yet.
+
+        Priority may choose one that was scheduled in this step already. Its blocks of this step keep their hashes, as
+        in vLLM, though nobody will write them.
+        """
         if self._settings.priority:
             return max(self.running, key=_priority_and_arrival)
-        return self._rules.victim(self.running)
+        return self._rules.victim(self.running[index:])
 
     def _schedule_waiting(self, builder: BatchBuilder, threshold: int, prefill_scheduled: bool) -> None:
         """Admissions, in queue order, until one does not fit."""
