@@ -360,7 +360,7 @@ def _outputs(request: Request) -> tuple[int, int]:
 @pytest.mark.parametrize("mode", ["true", "false"])
 @pytest.mark.parametrize("victim", ["last_admitted", "fewest_outputs"])
 def test_whom_it_preempts(victim: str, mode: str) -> None:
-    """The last of those admitted; or of fewest outputs, and of equals the longest prompt, of those not scheduled yet."""
+    """The last of those admitted; or of fewest outputs, and equals the longest prompt, of those not scheduled."""
     other_choice = 0
     for seed in range(3):
         run = simulation(
