@@ -238,7 +238,7 @@ def build(scenario: Scenario, check: bool = False) -> Simulation:
         max_time_ns=None if scenario.limits.max_time_s is None else round(scenario.limits.max_time_s * 1e9),
         max_steps=scenario.limits.max_steps,
     )
-    ledger = Ledger(settings.num_gpu_blocks, settings.block_size)
+    ledger = Ledger(settings.num_gpu_blocks, settings.block_size, lossy=rules.stale_output.frames_count)
     simulation = Simulation(engine, ledger, settings, warnings, num_requests)
     simulation.block_bytes = block_bytes(scenario)
     simulation.drafter_outside_bytes_per_request = _outside_bytes(scenario, settings)

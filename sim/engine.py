@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 import simpy
@@ -285,9 +286,7 @@ class Engine:
                 yield done
             if self._update_ns:
                 yield env.timeout(self._update_ns)
-            sampled = [
-                accepted + 1 if samples else 0 for accepted, samples in zip(batch.accepted, batch.samples, strict=True)
-            ]
+            sampled = list(map(add, batch.accepted, batch.samples))  # a chunk samples nothing and accepts nothing
             returned = scheduler.update(batch, sampled)
             for handler in updated_handlers:
                 handler(self.now, returned)

@@ -18,7 +18,6 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincinv
 
 from workloads.streams import uniforms
 
@@ -72,6 +71,8 @@ class Gamma:
 
     def times_ns(self, seed: int, first: int, count: int, before_ns: int) -> NDArray[np.int64]:
         """See `Arrivals`."""
+        from scipy.special import gammaincinv
+
         standard = np.asarray(gammaincinv(self.burstiness, _gap_uniforms(seed, first, count)), dtype=np.float64)
         return _sum_gaps(before_ns, standard / (self.rate_per_s * self.burstiness))
 

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from workloads.lengths import Lengths
 from workloads.prompts import SharedPrefixes
@@ -57,6 +56,8 @@ class Copula:
         """See `JointLengths`."""
         if self.rank_correlation != 0.0:
             r = 2.0 * math.sin(math.pi * self.rank_correlation / 6.0)
+            from scipy.special import ndtr, ndtri
+
             z1 = ndtri(np.maximum(first, _SMALLEST))
             z2 = ndtri(np.maximum(second, _SMALLEST))
             mixed = ndtr(r * z1 + math.sqrt(max(0.0, 1.0 - r * r)) * z2)

@@ -15,10 +15,16 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 _LARGEST_UNIFORM = 1.0 - 2.0**-53
 _LARGEST_LENGTH = 2**31 - 1
+
+
+def _ndtri(u: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """The inverse of the normal distribution. SciPy takes a tenth of a second to import, and traces do without."""
+    from scipy.special import ndtri
+
+    return np.asarray(ndtri(u), dtype=np.float64)
 
 
 class Lengths(Protocol):
@@ -92,7 +98,7 @@ class LogNormal:
                 raise ValueError(
                     f"minimum must not be above maximum, got minimum={self.minimum} and maximum={self.maximum}"
                 )
-        elif math.log(self.median) + self.sigma * float(ndtri(_LARGEST_UNIFORM)) > math.log(_LARGEST_LENGTH):
+        elif math.log(self.median) + self.sigma * float(_ndtri(_LARGEST_UNIFORM)) > math.log(_LARGEST_LENGTH):
             raise ValueError(
                 f"the tail of a log-normal with median={self.median} and sigma={self.sigma} passes {_LARGEST_LENGTH}: "
                 f"give a maximum"
@@ -118,7 +124,7 @@ class LogNormal:
             values = np.full(u.shape, self.median)
         else:
             # Cut in logarithms, where a long tail cannot overflow.
-            logs = math.log(self.median) + self.sigma * ndtri(u)
+            logs = math.log(self.median) + self.sigma * _ndtri(u)
             values = np.exp(np.minimum(logs, math.log(ceiling) + 1.0))
         rounded: NDArray[np.float64] = np.clip(np.rint(values), float(self.minimum), ceiling)
         return rounded.astype(np.int64)

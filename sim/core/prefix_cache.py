@@ -6,6 +6,8 @@ finds the one inserted first.
 
 from __future__ import annotations
 
+from typing import cast
+
 
 class PrefixCache:
     """Hash to block, and block to hash."""
@@ -50,13 +52,13 @@ class PrefixCache:
             KeyError: a block has none; nothing has been changed.
         """
         hashes = self.hashes
+        duplicates = self._duplicates
         found = [hashes[block] for block in blocks]
         if None in found:
             raise KeyError(f"block {blocks[found.index(None)]} has no hash")
-        for block, block_hash in zip(blocks, found, strict=True):
-            assert block_hash is not None
+        for block, block_hash in zip(blocks, cast("list[int]", found), strict=True):
             hashes[block] = None
-            if block_hash in self._duplicates:
+            if block_hash in duplicates:
                 self._evict_duplicate(block, block_hash)
             else:
                 del self._first[block_hash]

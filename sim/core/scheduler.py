@@ -311,25 +311,26 @@ class Scheduler:
         max_model_len = self._settings.max_model_len
         block_size = self._settings.block_size
         undo_frees = self._rules.undo.frees
-        delivered, trimmed = result.delivered, result.trimmed
-        rejections, fates = result.rejected, result.fates
+        delivered = result.delivered  # grows frame by frame, so its length is the number of the frame in hand
+        fates = result.fates = [FRESH] * len(sampled)
+        trimmed = result.trimmed = [0] * len(sampled)
+        result.rejected = [
+            num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
+            for num_drafts, num_sampled in zip(batch.drafts, sampled, strict=True)
+        ]
         stopped_running = 0
-        for request, num_tokens, num_drafts, epoch, num_sampled in zip(
-            batch.requests, batch.tokens, batch.drafts, batch.epochs, sampled, strict=True
+        for request, num_tokens, rejected, epoch, num_sampled in zip(
+            batch.requests, batch.tokens, result.rejected, batch.epochs, sampled, strict=True
         ):
-            rejected = num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
-            rejections.append(rejected)
             fate = FRESH
             counts = True
             if request.num_preemptions != epoch or request.async_tokens_to_discard or request.status == FINISHED:
-                fate = self._fate(request, num_tokens, num_sampled, epoch)
+                fate = fates[len(delivered)] = self._fate(request, num_tokens, num_sampled, epoch)
                 counts = fate == FRESH or stale_output.frames_count
             else:
                 request.num_in_flight_tokens -= num_tokens
-            fates.append(fate)
             if fate == STALE_DROPPED or fate == UNKNOWN:
                 delivered.append(0)
-                trimmed.append(0)
                 continue
             if rejected and counts:
                 if request.num_computed_tokens > 0:
@@ -340,7 +341,6 @@ class Scheduler:
                     self._trim(request, rejected)
             if num_sampled == 0 or fate == DISCARDED:
                 delivered.append(0)
-                trimmed.append(0)
                 continue
             left = request.num_output_limit - request.num_output_tokens
             if left > max_model_len - request.num_tokens:
@@ -348,8 +348,8 @@ class Scheduler:
             kept = num_sampled
             if kept > left:
                 kept = max(left, 1)
+                trimmed[len(delivered)] = num_sampled - kept
             delivered.append(kept)
-            trimmed.append(num_sampled - kept)
             request.num_tokens += kept
             request.num_output_tokens += kept
             if is_async:

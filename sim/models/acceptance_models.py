@@ -23,7 +23,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from sim.models.acceptance import PURPOSE, AcceptanceError, AcceptanceModel, Geometric, PerPosition
 from workloads.streams import uniforms
@@ -62,6 +61,13 @@ _MEMO: Final = 65_536
 _MAX_RUN: Final = 64
 
 T = TypeVar("T")
+
+
+def _special() -> Any:
+    """SciPy's special functions; they take a tenth of a second to import, and most models do without."""
+    from scipy import special
+
+    return special
 
 
 class Drafting(AcceptanceModel, Protocol):
@@ -198,7 +204,7 @@ class BetaRequests(_Model):
     def rate(self, request: int) -> float:
         """The conditional rate of that request."""
         u = uniforms(self.seed, f"{PURPOSE} request", request, 0, 1)[0]
-        return float(special.betaincinv(self.alpha, self.beta, u))
+        return float(_special().betaincinv(self.alpha, self.beta, u))
 
     def runs(self, request: int, first: int, count: int) -> NDArray[np.int64]:
         """See AcceptanceModel."""
@@ -207,7 +213,7 @@ class BetaRequests(_Model):
     def unconditional_rates(self, k: int) -> list[float]:
         """See AcceptanceModel; pooled over verifications."""
         quantiles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-        rates = special.betaincinv(self.alpha, self.beta, quantiles)
+        rates = _special().betaincinv(self.alpha, self.beta, quantiles)
         powers = rates[:, None] ** np.arange(k + 1)
         powers[:, self.max_run + 1 :] = 0.0
         weights = 1.0 / powers.sum(axis=1)
@@ -267,7 +273,7 @@ class MarkovSteps(_Model):
             average, _ = _stationary_rates(np.cumprod(rows, axis=1))
             first = _conditional(average)
         self.first = [float(rate) for rate in first]
-        self._logits = special.logit(np.vstack([rows, self.first]))
+        self._logits = _special().logit(np.vstack([rows, self.first]))
         self._tables = lru_cache(maxsize=4096)(self._ascending)
         self._memo: dict[int, tuple[int, int, int]] = {}
 
@@ -276,7 +282,7 @@ class MarkovSteps(_Model):
         if self.request_sigma == 0:
             return 0.0
         u = float(uniforms(self.seed, f"{PURPOSE} request", request, 0, 1)[0])
-        return self.request_sigma * float(special.ndtri(min(max(u, 2.0**-54), 1 - 2.0**-53)))
+        return self.request_sigma * float(_special().ndtri(min(max(u, 2.0**-54), 1 - 2.0**-53)))
 
     def runs(self, request: int, first: int, count: int) -> NDArray[np.int64]:
         """See AcceptanceModel."""
@@ -307,14 +313,14 @@ class MarkovSteps(_Model):
         pooled = np.zeros(own)
         total = 0.0
         for effect, weight in zip(effects, weights, strict=True):
-            rates, _ = _stationary_rates(np.cumprod(special.expit(self._logits[: own + 1] + effect), axis=1))
+            rates, _ = _stationary_rates(np.cumprod(_special().expit(self._logits[: own + 1] + effect), axis=1))
             steps = weight / (1.0 + rates.sum())
             pooled += steps * rates
             total += steps
         return [float(rate) for rate in pooled / total] + [0.0] * (k - own)
 
     def _ascending(self, request: int) -> list[list[float]]:
-        rates = special.expit(self._logits + self.effect(request))
+        rates = _special().expit(self._logits + self.effect(request))
         ascending: list[list[float]] = np.cumprod(rates, axis=1)[:, ::-1].tolist()
         return ascending
 
@@ -324,7 +330,7 @@ class _EvenEffects(MarkovSteps):
 
     def effect(self, request: int) -> float:
         """Quantile (request + 1/2) / 256."""
-        return self.request_sigma * float(special.ndtri((request + 0.5) / ESTIMATE_REQUESTS))
+        return self.request_sigma * float(_special().ndtri((request + 0.5) / ESTIMATE_REQUESTS))
 
 
 class HiddenMarkov(_Model):
@@ -538,8 +544,8 @@ class Drift(_Model):
 
     def rate_at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         """The conditional rate at those output positions."""
-        logits = special.logit(self.rate) + self.slope * np.log1p(positions / DRIFT_SCALE)
-        rates: NDArray[np.float64] = np.clip(special.expit(logits), 1e-300, 1 - 1e-15)
+        logits = _special().logit(self.rate) + self.slope * np.log1p(positions / DRIFT_SCALE)
+        rates: NDArray[np.float64] = np.clip(_special().expit(logits), 1e-300, 1 - 1e-15)
         return rates
 
     def runs(self, request: int, first: int, count: int) -> NDArray[np.int64]:

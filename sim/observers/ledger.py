@@ -64,7 +64,6 @@ class Account:
         "garbage",
         "hit",
         "in_flight",
-        "latest",
         "lookahead",
         "reserved",
         "short",
@@ -84,8 +83,6 @@ class Account:
         """Slots of these blocks."""
         self.written = computed
         self.reserved = 0
-        self.latest = -1
-        """Number of the batch that holds its latest frame."""
         self.garbage = 0
         self.lookahead = 0
         self.content_valid = computed
@@ -96,7 +93,9 @@ class Account:
 class Ledger:
     """Both accounts of one pool. All attributes named after a class are slots, now."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, lossy: bool = True) -> None:
+        """`lossy`: the preset may lose count of its tokens, so that this has to be looked for at every frame."""
+        self._lossy = lossy
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.accounts: dict[int, Account] = {}
@@ -262,26 +261,25 @@ class Ledger:
         self._frames[batch.number] = (now, owners)
         lookahead = batch.lookahead
         longest = batch.max_model_len
-        number_of_batch = batch.number
+        lossy = self._lossy
         garbage_delta = lookahead_delta = drafts_total = 0
         for account, num_tokens, num_drafts, computed, given in zip(
             owners, batch.tokens, batch.drafts, batch.computed, batch.reserved or repeat(0), strict=False
         ):
             end = computed + num_tokens
-            if computed != account.computed:  # A preset with a known loss moved it; see `sim.policies.stale_output`.
+            if lossy and computed != account.computed:  # See `sim.policies.stale_output`.
                 self._certain += computed - account.computed
                 account.short = account.short or (0, 0)
             account.computed = end
             account.in_flight += num_tokens
             account.drafts += num_drafts
-            if account.short is not None:
+            if lossy and account.short is not None:
                 self._recount(account)
             drafts_total += num_drafts
             reserved = given or end + lookahead
             if reserved > longest:
                 reserved = longest
             account.reserved = reserved
-            account.latest = number_of_batch
             reach = account.written
             if reach > end:
                 garbage = reach - end
@@ -302,6 +300,7 @@ class Ledger:
     def step_ended(self, now: int, batch: Batch) -> None:
         """The step's rows are in memory, and its rejections are known to the device."""
         self._pass_time(now)
+        lossy = self._lossy
         valid_delta = garbage_delta = 0
         for account, num_tokens, num_drafts, accepted in zip(
             self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted, strict=True
@@ -314,7 +313,7 @@ class Ledger:
             end = old_valid + num_tokens
             valid = end - num_drafts + accepted
             written = end if end > old_written else old_written
-            if written > account.capacity:  # Only where a preset's counters are wrong; see `_recount`.
+            if lossy and written > account.capacity:  # Its counters may be wrong; see `_recount`.
                 written = account.capacity
                 valid = min(valid, written)
             account.content_valid = valid
@@ -329,8 +328,8 @@ class Ledger:
         self._pass_time(now)
         batch = returned.batch
         scheduled_at, owners = self._frames.pop(batch.number)
+        lossy = self._lossy
         held_ns = now - scheduled_at
-        latest = batch.number
         certain_delta = garbage_delta = lookahead_delta = 0
         rows = drafts_total = rejected_total = 0
         for account, num_tokens, num_drafts, rejected, fate in zip(
@@ -354,7 +353,7 @@ class Ledger:
                 kept -= rejected
                 rejected_total += rejected
             certain_delta += kept
-            if account.short is not None:
+            if lossy and account.short is not None:
                 self._recount(account)
             written = account.written
             if written > computed:
@@ -366,7 +365,7 @@ class Ledger:
             if garbage != account.garbage:
                 garbage_delta += garbage - account.garbage
                 account.garbage = garbage
-            if account.latest == latest:
+            if in_flight == num_tokens:  # It was the only frame in flight, and so the latest.
                 account.reserved = 0
                 ahead = 0
             else:
