@@ -133,6 +133,7 @@ class Engine:
         except EngineCrash as crash:
             self.stopped_by = "crash"
             self.crash = str(crash)
+            self._tell("crashed", self.now)
         self._tell("closed", self.now)
 
     def _tell(self, what: str, *facts: Any) -> None:

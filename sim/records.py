@@ -168,5 +168,8 @@ class Observer(Protocol):
     def interrupted(self, now: int, interruption: Interruption) -> None:
         """An abort or a reset has been carried out."""
 
+    def crashed(self, now: int) -> None:
+        """The engine fell in the middle of a schedule or an update, of which nothing is told; `closed` follows."""
+
     def closed(self, now: int) -> None:
         """The run is over."""

@@ -230,16 +230,16 @@ class Scheduler:
                 num_drafts = num_tokens - 1
             if 0 < threshold < num_tokens:
                 num_tokens = threshold
-                if num_drafts and not self._rules.padding_survives_threshold:
-                    raise EngineCrash(
-                        f"request {request.id}: padded to 1 + {num_spec_tokens} tokens, then cut by a "
-                        f"long_prefill_token_threshold of {threshold}"
-                    )
             num_tokens = min(num_tokens, budget)
             if not kv_cache.admit(
                 request, hit, num_hit, num_tokens, settings.num_lookahead_tokens, len(self.running) > 0
             ):
                 break
+            if num_drafts and num_tokens <= num_drafts and not self._rules.padding_survives_threshold:
+                raise EngineCrash(
+                    f"request {request.id}: padded to 1 + {num_spec_tokens} tokens, then cut by a "
+                    f"long_prefill_token_threshold of {threshold}"
+                )
             waiting.pop()
             resumed = request.status == PREEMPTED
             if not resumed:

@@ -36,6 +36,7 @@ class Invariants:
         self.lossy = lossy
         self.num_losses = 0
         self.num_records = 0
+        self._crashed = False
         self._in_flight: dict[int, tuple[list[Request], list[int], list[int], list[bool], list[int]]] = {}
         self._drafted = 0
         self._accepted = 0
@@ -103,7 +104,12 @@ class Invariants:
     def interrupted(self, now: int, interruption: Interruption) -> None:
         self._hold(now)
 
+    def crashed(self, now: int) -> None:
+        self._crashed = True
+
     def closed(self, now: int) -> None:
+        if self._crashed:
+            return  # Half a decision has changed the pool, and no record tells of it.
         self._hold(now)
         self._blocks(now)
         if not self._in_flight and self._drafted != self._accepted + self._rejected:
