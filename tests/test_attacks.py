@@ -152,3 +152,25 @@ output: {pictures: false}
     assert result.manifest["shadow"]["num_findings"] == 0
     assert result.summary["num_preemptions"] > 0
     shutil.rmtree(tmp_path / "out")
+
+
+def test_0_26_falls_over_a_negative_frame_even_of_a_request_that_is_gone() -> None:
+    """Found by a live comparison (case 885 of seed 103 of that day): the released update asserts that each frame
+    has tokens before it asks whether the request still exists."""
+    from sim.core.crash import EngineCrash
+    from sim.core.request import Request
+    from sim.core.scheduler import Scheduler
+    from sim.core.settings import Settings
+    from sim.policies.presets import PRESETS
+
+    class Nothing:
+        def extend_hashes(self, hashes: list[int], count: int) -> None:
+            hashes.extend(range(len(hashes), count))
+
+    scheduler = Scheduler(Settings(num_gpu_blocks=9, block_size=4, async_scheduling=False), PRESETS["vllm-0.26"])
+    scheduler.add(Request("a", 0, 3, 4, Nothing()))
+    batch = scheduler.schedule()
+    batch.tokens[0] = -1
+    scheduler.abort("a")
+    with pytest.raises(EngineCrash, match="a frame of -1 tokens"):
+        scheduler.update(batch, [1])
