@@ -97,9 +97,9 @@ def test_the_text_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("compute: 0.815", "compute: -1", r"linear\.bfloat16\.compute = -1"),
-        ("compute: 0.815", "computes: 0.815", r"linear\.bfloat16\.computes"),
-        ("p: 3.1", "p: fast", r"linear\.bfloat16\.p"),
+        ("compute: 0.809893", "compute: -1", r"linear\.bfloat16\.compute = -1"),
+        ("compute: 0.809893", "computes: 0.815", r"linear\.bfloat16\.computes"),
+        ("p: 2.82884", "p: fast", r"linear\.bfloat16\.p"),
         ('card: "H100-SXM"', "", "card"),
         ("  bfloat16:", "  bfloat8:", "needs bfloat16"),
     ],
@@ -295,6 +295,42 @@ def test_h200_attention_held_out(held_out: Fitted) -> None:
 def test_rtx_4090_mixed_attention_held_out(held_out: Fitted) -> None:
     found = held_out("rtx 4090", "llmservingsim_attention_mixed_RTX4090_Llama3.1-8B_tp1.csv")
     assert found["no-split attention"][0] < 12  # [9.1; a sum of the two is 30 off]
+
+
+def test_the_h100_reaches_what_was_measured_on_it(tmp_path: Path) -> None:
+    # Facts of aiconfigurator's H100 tables (vLLM 0.24, Apache-2.0), Llama-3.1-8B: its qkv and output projections and
+    # the shapes nearest its MLP, around 384 rows, where a verification of 64 requests with 5 drafts stands. Decode
+    # attention of 32 query and 8 KV heads. Off in the mean by 5.9 and 0.4 percent; held to 8.
+    linear = table(
+        tmp_path,
+        "linear.csv",
+        "dtype,m,n,k,latency_us",
+        [
+            ("bfloat16", rows, n, k, us)
+            for n, k, times in (
+                (6144, 4096, (19.9, 23.1, 26.4, 28.5, 35.8)),
+                (4096, 4096, (15.0, 14.8, 19.6, 22.6, 24.1)),
+                (16384, 4096, (46.0, 55.7, 62.6, 55.4, 84.7)),
+                (4096, 16384, (47.5, 52.9, 60.7, 77.2, 80.4)),
+                (65536, 4096, (218.0, 227.7, 235.1, 209.6, 344.2)),
+            )
+            for rows, us in zip((1, 64, 256, 257, 512), times, strict=True)
+        ],
+    )
+    attention = table(
+        tmp_path,
+        "attention.csv",
+        "kernel,shape,n_q_heads,n_kv_heads,kv_dtype,attn_dtype,batch,q_len,ctx_before,latency_us",
+        [
+            ("fa3", "8B-tp1", 32, 8, "bfloat16", "bfloat16", batch, 1, context - 1, us)
+            for batch, times in ((1, (12.3, 13.6, 16.9)), (16, (14.6, 36.1, 113.4)), (64, (46.1, 119.4, 353.6)))
+            for context, us in zip((256, 1024, 4096), times, strict=True)
+        ],
+    )
+    lines = check_calibration(load_calibration("h100"), read_tables([linear, attention]), hardware("h100"))
+    found = {line.part: line.error for line in lines}
+    assert found["linear bfloat16"] < 8
+    assert found["decode attention bfloat16"] < 8
 
 
 def test_what_is_shipped_is_what_the_tables_give(shared_data: Path) -> None:

@@ -3,12 +3,13 @@
 import csv
 import itertools
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sim.calibration_schema import load_calibration
-from sim.models.calibration import Calibration
+from sim.models.calibration import Calibration, DecodeAttention, LinearLayers, Overhead, PrefillAttention
 from sim.models.hardware import hardware
 from sim.models.shapes import drafter_shape, load_shape
 from sim.models.timing import NO_COST, StepCost, StepShape, TimingModel, TimingParams, capture_sizes
@@ -19,6 +20,17 @@ EAGER: tuple[int, ...] = ()
 
 def own(card: str) -> Calibration:
     return load_calibration(hardware(card).calibration)
+
+
+def published() -> Calibration:
+    """The H100 by the published forms, without a grid (shared/timing.md): what a hand can follow."""
+    return replace(
+        own("h100"),
+        linear={"bfloat16": LinearLayers(0.815, 0.875, 3.8, 3.1)},
+        decode={"bfloat16": DecodeAttention(0.861, 7.0)},
+        prefill={"bfloat16": PrefillAttention(0.694, 0.32, 13.0)},
+        overhead=Overhead(6.5, 950.0, 16.0),
+    )
 
 
 def decode(batch: int, context: int, rows: int = 1, drafts: int = 0) -> StepShape:
@@ -68,19 +80,19 @@ def test_one_row_is_the_weights_over_the_bandwidth() -> None:
     # of 4 * 32 + 1 layers. Arithmetic on one row is nothing beside it.
     weights = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
     expected = 2 * weights / (0.875 * 3.35e12) + 129 * 3.8e-6
-    cost = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=EAGER).step_cost(decode(1, 1))
+    cost = TimingModel(LLAMA, hardware("h100"), published(), captured=EAGER).step_cost(decode(1, 1))
     assert cost.linear == pytest.approx(expected * 1e9, rel=1e-6)
 
 
 def model_linear_of_one_row() -> int:
-    return TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(decode(1, 1)).linear
+    return TimingModel(LLAMA, hardware("h100"), published()).step_cost(decode(1, 1)).linear
 
 
 def test_many_rows_are_arithmetic() -> None:
     # 8,192 rows: 2 operations a weight at 0.815 * 989.4 TFLOP/s (the head on one row); memory adds next to nothing.
     matrices = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     arithmetic = 2 * 8192 * matrices / (0.815 * 989.4e12)
-    cost = TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(prefill(8192))
+    cost = TimingModel(LLAMA, hardware("h100"), published()).step_cost(prefill(8192))
     assert cost.linear + cost.arithmetic == pytest.approx(arithmetic * 1e9, rel=0.01)
     # What one row takes, reading the weights, is told apart.
     assert cost.linear == model_linear_of_one_row()
@@ -88,13 +100,13 @@ def test_many_rows_are_arithmetic() -> None:
 
 def test_decode_attention_reads_kv_once_a_request() -> None:
     # 131,072 bytes a token at 0.861 * 3.35 TB/s, 7 us a layer; a verification of 6 rows costs the same (not validated).
-    model = TimingModel(LLAMA, hardware("h100"), own("h100"))
+    model = TimingModel(LLAMA, hardware("h100"), published())
     expected = 32 * 7e-6 + 16 * 2000 * 131_072 / (0.861 * 3.35e12)
     assert model.step_cost(decode(16, 2000)).attention_decode == pytest.approx(expected * 1e9, rel=1e-6)
     assert model.step_cost(decode(16, 2000, rows=6)).attention_decode == pytest.approx(expected * 1e9, rel=1e-6)
     assert any("not validated" in note for note in model.notes)
     fp8 = (
-        TimingModel(LLAMA, hardware("h100"), own("h100"), kv_cache_dtype="fp8")
+        TimingModel(LLAMA, hardware("h100"), published(), kv_cache_dtype="fp8")
         .step_cost(decode(16, 2000))
         .attention_decode
     )
@@ -127,7 +139,7 @@ def test_prefill_attention_sums_arithmetic_and_memory() -> None:
     pairs = 8192 * 8193 // 2
     arithmetic = 4 * pairs * 32 * 128 / (0.694 * 989.4e12)
     memory = 8192 * (4096 + 2 * 8192) / (0.32 * 3.35e12)
-    got = TimingModel(LLAMA, hardware("h100"), own("h100")).step_cost(prefill(8192)).attention_prefill
+    got = TimingModel(LLAMA, hardware("h100"), published()).step_cost(prefill(8192)).attention_prefill
     assert got == pytest.approx(32 * (arithmetic + memory + 13e-6) * 1e9, rel=1e-6)
 
 
@@ -219,7 +231,7 @@ def test_padding_is_the_cost_of_rows_that_are_not_there() -> None:
 
 def test_an_eager_step_waits_for_its_launches() -> None:
     # Beyond 512 rows a small step takes at least 32 launches of a layer; a long prefill hides them.
-    model = TimingModel(LLAMA, hardware("h100"), own("h100"))
+    model = TimingModel(LLAMA, hardware("h100"), published())
     beyond, within = model.step_cost(decode(513, 10)), model.step_cost(decode(512, 10))
     assert beyond.total >= 32 * 546_000
     assert beyond.total > within.total
@@ -238,7 +250,7 @@ def test_no_drafter_no_drafting() -> None:
 def test_a_round_of_eagle3_by_hand() -> None:
     # K = 1, one request, one row, H100: a forward of one layer and its projection, and the head.
     drafter = drafter_shape(LLAMA, "eagle3")
-    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter)
+    model = TimingModel(LLAMA, hardware("h100"), published(), drafter=drafter)
     memory = drafter.weight_bytes() / (0.875 * 3.35e12) + 6 * 3.8e-6
     attention = 7e-6 + 1000 * 4096 / (0.861 * 3.35e12)
     small = 2 * (8 * 4096 + 2 * 48 * 128 + 3 * 14_336) / 3.35e12
@@ -248,7 +260,7 @@ def test_a_round_of_eagle3_by_hand() -> None:
 
 def test_a_draft_more_is_a_forward_more() -> None:
     drafter = drafter_shape(LLAMA, "eagle3")
-    model = TimingModel(LLAMA, hardware("h100"), own("h100"), drafter=drafter)
+    model = TimingModel(LLAMA, hardware("h100"), published(), drafter=drafter)
     costs = [model.step_cost(decode(8, 1000, 1, k)).drafting for k in (1, 2, 3, 4)]
     steps = [after - before for before, after in itertools.pairwise(costs)]
     assert max(steps) - min(steps) <= 1
@@ -303,26 +315,26 @@ def test_parameters_that_are_refused(values: dict[str, float], message: str) -> 
         TimingParams(**values)  # type: ignore[arg-type]
 
 
-# Held to measurements. None of our constants was fitted to the first two.
+# Held to measurements. None of our constants was fitted to the first three, nor chosen by them.
 
 
 def test_regression_of_a_real_engine() -> None:
     # SpecDecode-Bench fitted real vLLM (Llama-3.1-8B, H100, batches of 1 to 64): 5.886 ms + 21.0 us a batched token
-    # + 39.3 ns a KV token + 1.207 ms a step. Mean absolute difference over this grid: 2.4 percent, 7.7 at worst (64
-    # requests of 4,096 tokens). Held to 5 and 10.
+    # + 39.3 ns a KV token + 1.207 ms a step. Mean absolute difference over this grid: 3.7 percent, 6.9 at worst (one
+    # request). Held to 8 in every cell.
     model = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=capture_sizes(256, 8192))
     errors = []
     for batch, context in itertools.product((1, 2, 4, 8, 16, 32, 64), (256, 512, 1024, 2048, 4096)):
         regression = 5.886e-3 + 21.0e-6 * batch + 39.3e-9 * batch * context + 1.207e-3
         errors.append(model.step_cost(decode(batch, context)).total / 1e9 / regression - 1)
     assert statistics.mean(map(abs, errors)) < 0.05
-    assert max(map(abs, errors)) < 0.10
+    assert max(map(abs, errors)) < 0.08
 
 
 @pytest.mark.parametrize(("batch", "measured"), [(1, 1.749), (16, 1.699), (64, 1.486), (128, 1.222)])
 def test_speedup_of_speculation_on_a_real_engine(batch: int, measured: float) -> None:
     # SpecDecode-Bench: Llama-3.1-8B on an H100, vLLM 0.10, EAGLE-3, K = 3, gsm8k. Its recorded drafts yield 2.38 tokens
-    # a step; contexts taken as 400. Nothing was fitted to it. We are 1 to 3 percent low up to 16 requests and 7 and 11
+    # a step; contexts taken as 400. Nothing was fitted to it. We are 4 and 5 percent low up to 16 requests and 9 and 8
     # at 64 and 128. Held to 15.
     alone = TimingModel(LLAMA, hardware("h100"), own("h100"), captured=capture_sizes(256, 8192))
     drafting = TimingModel(
@@ -338,8 +350,9 @@ def test_speedup_of_speculation_on_a_real_engine(batch: int, measured: float) ->
 
 
 def test_regression_of_a_real_engine_over_verifications() -> None:
-    # The same regression with 1 to 6 tokens a request. Today 2.1 percent, 11.8 at worst (64 requests of 6 tokens on
-    # short contexts, where it stays a straight line in tokens and arithmetic does not).
+    # The same regression with 1 to 6 tokens a request, 210 cells. Today 3.6 percent, two cells beyond 8: 64 requests of
+    # 6 tokens on contexts of 512 and 1,024, 8.0 and 9.0. Held to 8 in the mean and in all cells but a few, those to 10
+    # (docs/timing.md says why not closer).
     errors = []
     for rows in range(1, 7):
         sizes = capture_sizes(256, 8192, rows - 1)
@@ -347,8 +360,9 @@ def test_regression_of_a_real_engine_over_verifications() -> None:
         for batch, context in itertools.product((1, 2, 4, 8, 16, 32, 64), (256, 512, 1024, 2048, 4096)):
             regression = 5.886e-3 + 21.0e-6 * batch * rows + 39.3e-9 * batch * context + 1.207e-3
             errors.append(model.step_cost(decode(batch, context, rows)).total / 1e9 / regression - 1)
-    assert statistics.mean(map(abs, errors)) < 0.08
-    assert max(map(abs, errors)) < 0.15
+    assert statistics.mean(map(abs, errors)) < 0.05
+    assert sum(abs(error) > 0.08 for error in errors) <= 4
+    assert max(map(abs, errors)) < 0.10
 
 
 def test_experts_cost_what_the_batch_touches() -> None:
@@ -364,7 +378,7 @@ def test_experts_cost_what_the_batch_touches() -> None:
 def test_latent_attention_reads_its_vector_and_computes_for_all_heads() -> None:
     # DeepSeek-V3 on 8 H100: 1,152 bytes a token and layer; 16 heads of a rank with 2 * (576 + 512) operations a pair.
     shape = load_shape("deepseek-v3")
-    model = TimingModel(shape, hardware("h100"), own("h100"), tp=8, dtype="fp8")
+    model = TimingModel(shape, hardware("h100"), published(), tp=8, dtype="fp8")
     read = 61 * (7e-6 + 32 * 4096 * 1152 / (0.861 * 3.35e12))
     assert model.step_cost(decode(32, 4096)).attention_decode == pytest.approx(read * 1e9, rel=1e-3)
     eight = 61 * (7e-6 + 32 * 8 * 4096 * 16 * 2 * 1088 / (0.694 * 989.4e12))
@@ -373,7 +387,7 @@ def test_latent_attention_reads_its_vector_and_computes_for_all_heads() -> None:
 
 def test_rows_beyond_a_tile_read_the_kv_again() -> None:
     # 8 query heads a KV head, 128 rows a tile: up to 16 rows of a request go through at once.
-    model = TimingModel(load_shape("llama-3.1-70b"), hardware("h100"), own("h100"), tp=8)
+    model = TimingModel(load_shape("llama-3.1-70b"), hardware("h100"), published(), tp=8)
     costs = [model.step_cost(decode(32, 8192, rows)).attention_decode for rows in (1, 16, 17)]
     fixed = 80 * 7000
     assert costs[0] == costs[1]
@@ -451,7 +465,7 @@ def test_measured_decodes_beside_a_chunk_on_flash_attention_2(shared_data: Path)
 def test_measured_serving_steps(shared_data: Path) -> None:
     # aiconfigurator's serving rows, Llama-3.1-70B fp8 on 1 to 8 H200: a token's time at half its answer. Prompts that
     # pass in between are not in the step, so only 1k prompts and up to 16 requests; our fp8 form is 17 percent off
-    # and the overhead constants come from these rows. It is 6.5 percent off; held to 12.
+    # and the overhead constants come from these rows. It is 4.7 percent off; held to 12.
     pairs = []
     shape = load_shape("llama-3.1-70b")
     for row in rows_of(shared_data / "gpu" / "aic_serving_H200_vllm.csv"):

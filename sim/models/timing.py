@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from sim.models.calibration import AllReduce, Calibration, Grid, LinearLayers
@@ -293,6 +294,8 @@ class TimingModel:
             if self.drafter is None or self.drafter.layers is None
             else _DraftTimes(self.drafter, self.drafter.layers, card, forms, self.tp, self._kv_bytes, params, per_layer)
         )
+        if self._drafting is not None:
+            self._drafting.attention.share_table(self._attention)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -573,6 +576,12 @@ class _AttentionTimes:
         self._prefill_ns_per_kv = 1e9 * kv_bytes / (prefill.memory * bandwidth)
         self._prefill_ns_per_row = 1e9 * layers * row_bytes / (prefill.memory * bandwidth)
 
+    def share_table(self, other: _AttentionTimes) -> None:
+        """Ask the other's table where it says the same: it keeps its last answer."""
+        own, table = self._table, other._table
+        if own is not None and table is not None and own.says_the_same(table):
+            self._table = table
+
     def ns(self, step: StepShape) -> tuple[float, float]:
         """Decoding's part and prefill's."""
         requests = step.decode_reqs
@@ -643,35 +652,56 @@ class _AttentionTimes:
 
 
 class _Table:
-    """A two-dimensional grid made quick: lists of logarithms of its knots, and of its factors by row."""
+    """A two-dimensional grid made quick: a row of factors' logarithms by requests, each made once."""
 
-    __slots__ = ("_columns", "_last", "_rows", "_values")
+    __slots__ = ("_by_row", "_columns", "_last_column", "_last_factor", "_last_row", "_rows", "_shares", "_values")
 
     def __init__(self, grid: Grid) -> None:
         rows, columns = grid.knots
-        self._last = (0.0, 0.0, 1.0)
+        self._last_row = 0
+        self._last_column = 0.0
+        self._last_factor = 1.0
         self._rows = [math.log(knot) for knot in rows]
         self._columns = [math.log(knot) for knot in columns]
+        self._shares = [1.0 / (after - before) for before, after in pairwise(self._columns)]
         width = len(columns)
         self._values = [list(grid.log_factors[n * width : (n + 1) * width]) for n in range(len(rows))]
+        self._by_row: dict[int, list[float]] = {}
 
-    def factor(self, row: float, column: float) -> float:
-        last_row, last_column, known = self._last
-        if row == last_row and column == last_column:  # a drafter asks several times a step
-            return known
-        rows, columns, values = self._rows, self._columns, self._values
-        x = min(max(math.log(row), rows[0]), rows[-1])
-        y = min(max(math.log(column), columns[0]), columns[-1])
-        i = min(bisect_right(rows, x), len(rows) - 1) - 1
-        j = min(bisect_right(columns, y), len(columns) - 1) - 1
-        u = (x - rows[i]) / (rows[i + 1] - rows[i])
-        v = (y - columns[j]) / (columns[j + 1] - columns[j])
-        low, high = values[i], values[i + 1]
-        below = low[j] + v * (low[j + 1] - low[j])
-        above = high[j] + v * (high[j + 1] - high[j])
-        found = math.exp(below + u * (above - below))
-        self._last = (row, column, found)
+    def says_the_same(self, other: _Table) -> bool:
+        """Whether every factor is equal."""
+        return (self._rows, self._columns, self._values) == (other._rows, other._columns, other._values)
+
+    def factor(self, row: int, column: float) -> float:
+        """The factor for so many requests with contexts of `column` tokens in the mean."""
+        if row == self._last_row and column == self._last_column:  # a drafter asks several times a step
+            return self._last_factor
+        values = self._by_row.get(row)
+        if values is None:
+            values = self._by_row[row] = self._between(row)
+        columns = self._columns
+        y = math.log(column)
+        if y <= columns[0]:
+            log_factor = values[0]
+        elif y >= columns[-1]:
+            log_factor = values[-1]
+        else:
+            j = bisect_right(columns, y) - 1
+            log_factor = values[j] + (y - columns[j]) * self._shares[j] * (values[j + 1] - values[j])
+        found = math.exp(log_factor)
+        self._last_row = row
+        self._last_column = column
+        self._last_factor = found
         return found
+
+    def _between(self, row: int) -> list[float]:
+        rows, values = self._rows, self._values
+        x = min(max(math.log(row), rows[0]), rows[-1])
+        if x == rows[-1]:
+            return values[-1]
+        i = bisect_right(rows, x) - 1
+        u = (x - rows[i]) / (rows[i + 1] - rows[i])
+        return [low + u * (high - low) for low, high in zip(values[i], values[i + 1], strict=True)]
 
 
 class _DraftTimes:
@@ -681,7 +711,7 @@ class _DraftTimes:
     included, since it also writes the drafter's KV; so it runs at K = 0 too. The other K - 1 have a row a request.
     """
 
-    __slots__ = ("_attention", "_first", "_head", "_later", "_params", "_reduce", "_small_ns", "_small_ns_per_row")
+    __slots__ = ("_first", "_head", "_later", "_params", "_reduce", "_small_ns", "_small_ns_per_row", "attention")
 
     def __init__(
         self,
@@ -703,7 +733,7 @@ class _DraftTimes:
         self._first = _LinearTimes(linears + projection, forms, card, "bfloat16", experts)
         self._later = _LinearTimes(later, forms, card, "bfloat16", experts)
         self._head = _LinearTimes([] if head is None else [(head, 1)], forms, card, "bfloat16")
-        self._attention = _AttentionTimes(layers, card, forms, tp, kv_element_bytes, params)
+        self.attention = _AttentionTimes(layers, card, forms, tp, kv_element_bytes, params)
         self._small_ns = 1e3 * per_layer_us * layers.num_layers
         self._small_ns_per_row = _small_ns_per_row(layers, card, forms, tp)
         self._reduce = _ReduceTimes(layers, forms.allreduce_for(tp)) if tp > 1 else None
@@ -711,7 +741,7 @@ class _DraftTimes:
 
     def ns(self, step: StepShape, rows: int, draft_rows: int) -> float:
         """`rows`, `draft_rows`: those of the step and of the requests that get drafts, padded."""
-        params, attention = self._params, self._attention
+        params, attention = self._params, self.attention
         forwards = step.num_spec_tokens if step.num_draft_reqs else 0
         cost = 1e3 * params.draft_round_us
         if step.draft_context_tokens:
