@@ -1,12 +1,14 @@
 """Speckv: what speculative decoding does to a paged KV cache, simulated.
 
 `load_scenario`, `simulate` and `sweep` are the entry points for a notebook or a script. They are looked up when first
-asked for, so that importing `sim` loads no library. This file knows their homes and the version; it must not know
-anything that they do.
+asked for, so that importing `sim` loads no library. This file knows their homes and the version, and has the core
+chosen (`sim/compiled.py`); it must not know anything that they do.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sim import compiled as compiled  # first of all: it chooses the core
 
 if TYPE_CHECKING:
     from sim.run import simulate

@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from scipy import stats
-
 from sim import __version__, results
 from sim.build import blocks_in, build, pool_bytes
 from sim.observers.ledger import RESERVATION_CLASSES
 from sim.outcome import Job
+from sim.paired import CONFIDENCE, Interval, interval
 from sim.policies.axes import rules_with, stale_names
 from sim.policies.presets import PRESETS
 from sim.scenario import (
@@ -87,14 +86,6 @@ class AgainstFailed(Exception):
     """A comparison of which a run has no figures; the message says which and why."""
 
 
-class Interval(NamedTuple):
-    """A mean of differences and its 95 percent interval; no interval from one seed."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One row of the account: what it adds to each figure."""
@@ -138,7 +129,7 @@ class Comparison:
                     "unit": FIGURES[name],
                     "scenario": self.figures[name][0],
                     "twin": self.figures[name][1],
-                    "difference": difference._asdict(),
+                    "difference": _ends(difference),
                 }
                 for name, difference in self.differences.items()
             },
@@ -148,7 +139,7 @@ class Comparison:
                     "switched_off_by": list(part.switch),
                     "note": part.note,
                     "missing": part.missing,
-                    "differences": {name: difference._asdict() for name, difference in part.differences.items()},
+                    "differences": {name: _ends(difference) for name, difference in part.differences.items()},
                 }
                 for part in self.parts
             ],
@@ -160,14 +151,15 @@ class Comparison:
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(("part", "figure", "unit", "scenario", "twin", "difference", "low", "high", "num_seeds"))
         for name, whole in self.differences.items():
-            rows.writerow(("whole", name, FIGURES[name], *self.figures[name], *whole, len(self.seeds)))
+            rows.writerow(("whole", name, FIGURES[name], *self.figures[name], *_ends(whole).values(), len(self.seeds)))
         for part in self.parts:
             for name, found in part.differences.items():
-                rows.writerow((part.name, name, FIGURES[name], None, None, *found, len(self.seeds)))
+                rows.writerow((part.name, name, FIGURES[name], None, None, *_ends(found).values(), len(self.seeds)))
         return text.getvalue()
 
 
-CONFIDENCE: Final = 0.95
+def _ends(found: Interval) -> dict[str, float | None]:
+    return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
 class _Facts(NamedTuple):
@@ -385,17 +377,6 @@ def _parts(
     parts.append(Part("interaction", (), "all switched off at once, less the parts one by one", None, together))
     parts.append(Part("speculation", (), "drafts verified and accepted, with all parts switched off", None, bare))
     return tuple(parts)
-
-
-def interval(pairs: Sequence[float]) -> Interval:
-    """Mean of paired differences with Student's 95 percent interval. Of -1, 0 and 4: 1, from -5.57 to 7.57."""
-    count = len(pairs)
-    mean = sum(pairs) / count
-    if count < 2:
-        return Interval(mean, None, None)
-    variance = sum((value - mean) ** 2 for value in pairs) / (count - 1)
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * (variance / count) ** 0.5
-    return Interval(mean, mean - half, mean + half)
 
 
 def figures(summary: Mapping[str, int | float | None]) -> dict[str, float | None]:

@@ -19,11 +19,10 @@ from sim import results
 from sim.build import Simulation
 from sim.observers.ledger import RESERVATION_CLASSES
 from sim.pictures import COLOURS
-from sim.records import HASHED, Batch, BlockOperation, Interruption, Returned
+from sim.records import FREED, HIT, TAKEN, Batch, BlockOperation, Interruption, Returned
 from sim.resimulate import recorded_scenario, repeat
 
 if TYPE_CHECKING:
-    from sim.core.request import Request
     from sim.observers.ledger import Account
 
 COLUMNS: Final = 1_000
@@ -33,6 +32,7 @@ ROWS: Final = 500
 
 _CLASSES: Final = tuple(name.replace("_", " ") for name in RESERVATION_CLASSES)
 _COMMITTED: Final = _CLASSES.index("committed")
+_SLACK: Final = _CLASSES.index("slack")
 _CACHED: Final = _CLASSES.index("cached")
 _FREE: Final = _CLASSES.index("free")
 
@@ -52,7 +52,8 @@ class BlockMap:
 
 
 class Looker:
-    """Keeps each block's class as it changes, and takes it down at the instants."""
+    """Takes down the pool at the instants. It must be told before the ledger, which then stands as it stood until now:
+    so nothing is drawn but what is looked at, however often it changes."""
 
     def __init__(self, simulation: Simulation, times_ns: NDArray[np.int64]) -> None:
         self._ledger = simulation.ledger
@@ -61,13 +62,15 @@ class Looker:
         self.blocks_per_row = -(-self.num_blocks // ROWS)
         self._times = times_ns
         self._next = 0
-        self._classes = np.full(self.num_blocks + 1, _FREE, dtype=np.uint8)
-        self._garbage = np.zeros(self.num_blocks + 1, dtype=np.uint16)
         rows = -(-self.num_blocks // self.blocks_per_row)
         self.classes = np.zeros((rows, len(times_ns)), dtype=np.uint8)
         self.garbage = np.zeros((rows, len(times_ns)), dtype=np.float32)
-        self._settled: dict[int, int] = {}
-        """By owner: leading blocks that are drawn as committed for good."""
+        self._tables: dict[int, list[int]] = {}
+        """Blocks in order, by owner."""
+        self._whole = np.full(self.num_blocks + 1, _FREE, dtype=np.uint8)
+        """By block: free, cached, or committed for all that somebody holds."""
+        self._touched: set[int] = set()
+        """Blocks whose entry in `_whole` may be out of date."""
 
     @property
     def done(self) -> bool:
@@ -75,29 +78,17 @@ class Looker:
 
     def scheduled(self, now: int, batch: Batch) -> None:
         self._look(now)
-        for request in batch.preempted:
-            self._settled.pop(request.index, None)
         self._follow(batch.block_operations)
-        for request in batch.requests:
-            self._draw(request)
 
     def step_ended(self, now: int, batch: Batch) -> None:
         self._look(now)
-        for request in batch.requests:
-            self._draw(request)
 
     def updated(self, now: int, returned: Returned) -> None:
         self._look(now)
-        for request in returned.finished:
-            self._settled.pop(request.index, None)
         self._follow(returned.block_operations)
-        for request in returned.batch.requests:
-            self._draw(request)
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
         self._look(now)
-        for request in interruption.requests:
-            self._settled.pop(request.index, None)
         self._follow(interruption.block_operations)
 
     def closed(self, now: int) -> None:
@@ -105,45 +96,66 @@ class Looker:
 
     def _look(self, now: int) -> None:
         """Take down the instants before `now`: until then nothing has changed."""
-        while self._next < len(self._times) and self._times[self._next] < now:
-            self._take_down(self._next)
+        if self.done or self._times[self._next] >= now:
+            return
+        classes, garbage = self._in_rows(*self.drawn())
+        while not self.done and self._times[self._next] < now:
+            self.classes[:, self._next] = classes
+            self.garbage[:, self._next] = garbage
             self._next += 1
 
-    def _take_down(self, column: int) -> None:
-        classes, garbage = self._classes[1:], self._garbage[1:]
+    def _in_rows(
+        self, classes: NDArray[np.uint8], garbage: NDArray[np.uint16]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         size = self.blocks_per_row
         if size == 1:
-            self.classes[:, column] = classes
-            self.garbage[:, column] = garbage
-            return
+            return classes[1:], garbage[1:].astype(np.float32)
         rows = len(self.classes)
         row = np.arange(self.num_blocks) // size
-        counts = np.bincount(row * len(_CLASSES) + classes, minlength=rows * len(_CLASSES))
-        self.classes[:, column] = counts.reshape(rows, len(_CLASSES)).argmax(axis=1)
-        self.garbage[:, column] = np.bincount(row, weights=garbage, minlength=rows) / np.bincount(row, minlength=rows)
+        counts = np.bincount(row * len(_CLASSES) + classes[1:], minlength=rows * len(_CLASSES))
+        mean = np.bincount(row, weights=garbage[1:], minlength=rows) / np.bincount(row, minlength=rows)
+        most = counts.reshape(rows, len(_CLASSES)).argmax(axis=1)
+        return most.astype(np.uint8), mean.astype(np.float32)
 
     def _follow(self, operations: list[BlockOperation]) -> None:
-        """Blocks that nobody holds; those that somebody holds count as committed until their owner is drawn."""
-        refs, hashed = self._ledger.refs, self._ledger.hashed
-        for kind, _, blocks in operations:
-            if kind == HASHED:
-                continue
-            for block in blocks:
-                self._classes[block] = _COMMITTED if refs[block] else _CACHED if hashed[block] else _FREE
-                self._garbage[block] = 0
+        """Keep the tables. The ledger has yet to be told, so what the blocks are now is asked when they are drawn."""
+        for kind, owner, blocks in operations:
+            self._touched.update(blocks)
+            if kind in (TAKEN, HIT):
+                self._tables.setdefault(owner, []).extend(blocks)
+            elif kind == FREED:
+                gone = set(blocks)
+                left = [block for block in self._tables[owner] if block not in gone]
+                if left:
+                    self._tables[owner] = left
+                else:
+                    del self._tables[owner]
 
-    def _draw(self, request: Request) -> None:
-        account = self._ledger.accounts.get(request.index)
-        if account is None:
-            return
-        table, size = request.block_table, self.block_size
-        certain = account.computed - account.in_flight
-        settled = max(min(certain, account.content_valid) // size, 0)
-        for number in range(min(self._settled.get(request.index, 0), settled), len(table)):
-            self._classes[table[number]] = _most(account, number * size, size)
-            low, high = number * size, number * size + size
-            self._garbage[table[number]] = max(min(account.content_written, high) - max(account.content_valid, low), 0)
-        self._settled[request.index] = settled
+    def drawn(self) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+        """By block, the null block included: its class, and its slots that are garbage in memory."""
+        refs, hashed = self._ledger.refs, self._ledger.hashed
+        for block in self._touched:
+            self._whole[block] = _COMMITTED if refs[block] else _CACHED if hashed[block] else _FREE
+        self._touched.clear()
+        classes = self._whole.copy()
+        garbage = np.zeros(self.num_blocks + 1, dtype=np.uint16)
+        size = self.block_size
+        for owner, account in self._ledger.accounts.items():
+            table = self._tables.get(owner, [])
+            certain = account.computed - account.in_flight
+            first = max(min(certain, account.content_valid) // size, 0)
+            reach = max(account.computed, account.written, account.reserved, account.content_written)
+            last = min(-(-reach // size), len(table))
+            for number in range(first, last):
+                block, low = table[number], number * size
+                kind = _most(account, low, size)
+                if kind != _COMMITTED:  # A block that several hold is in flight if it is so for one of them.
+                    classes[block] = kind
+                dirty = min(account.content_written, low + size) - max(account.content_valid, low)
+                if dirty > 0:
+                    garbage[block] = dirty
+            classes[table[max(first, last) :]] = _SLACK
+        return classes, garbage
 
 
 def _most(account: Account, start: int, size: int) -> int:
@@ -192,7 +204,7 @@ def block_map(
         found.append(Looker(simulation, np.floor(times * 1e9).astype(np.int64)))
         return found[0]
 
-    repeat(scenario, observe, lambda: found[0].done, watch)
+    repeat(scenario, observe, lambda: found[0].done, watch, before_ledger=True)
     looker = found[0]
     return BlockMap(times, looker.classes, looker.garbage, looker.blocks_per_row, looker.num_blocks, looker.block_size)
 
@@ -209,7 +221,8 @@ def draw_block_map(seen: BlockMap, title: str, path: Path) -> None:
     half = (seen.times_s[1] - seen.times_s[0]) / 2 if len(seen.times_s) > 1 else 0.5
     extent = (seen.times_s[0] - half, seen.times_s[-1] + half, 0.5, seen.num_blocks + 0.5)
     shared = "" if seen.blocks_per_row == 1 else f", {seen.blocks_per_row} blocks a row"
-    every = f"looked at every {2e3 * half:.3g} ms{shared}"
+    apart = f"{2 * half:.3g} s" if half >= 0.5 else f"{2e3 * half:.3g} ms"
+    every = f"looked at every {apart}{shared}"
     image: dict[str, Any] = {"aspect": "auto", "origin": "lower", "extent": extent, "interpolation": "nearest"}
     with matplotlib.rc_context({"font.size": 10}):
         figure = Figure(figsize=(12, 11), layout="none")  # type: ignore[arg-type]  # "none" is allowed, and missing in the stubs

@@ -115,6 +115,8 @@ class Simulation:
         self, engine: Engine, ledger: Ledger, settings: Settings, warnings: list[str], num_requests: int | None
     ) -> None:
         self._engine = engine
+        self._observers: list[Any] = []
+        """Who is told, in order."""
         self.ledger = ledger
         self.settings = settings
         self.warnings = warnings
@@ -127,9 +129,15 @@ class Simulation:
         self.drafter_outside_bytes_per_request = 0
         """Bytes that the drafter keeps of one request outside any pool, on one rank."""
 
-    def add_observer(self, observer: Any) -> None:
-        """Tell this observer as well; the ledger is told first, the laws are checked before those added here."""
-        self._engine.add_observer(observer)
+    def add_observer(self, observer: Any, *, before_ledger: bool = False) -> None:
+        """Tell this observer as well; the ledger is told first, the laws are checked before those added here.
+
+        `before_ledger`: tell it before everybody else, while the ledger is still as it was.
+        """
+        if before_ledger:
+            self._observers.insert(0, observer)
+        else:
+            self._observers.append(observer)
 
     def run(self, tick: Callable[[int], bool] | None = None) -> None:
         """Run to the end, or until `tick`, called with the simulated ns every 200 steps, says False.
@@ -138,6 +146,8 @@ class Simulation:
             RequestNeverFits: a request arrived that can never be served.
             LawBroken: under check, at the first record after which a law does not hold.
         """
+        for observer in self._observers:
+            self._engine.add_observer(observer)
         self._engine.run(tick)
 
     @property

@@ -7,6 +7,7 @@ standard error. Exit codes: 0 done, 1 failed while running, 2 bad input, 130 Ctr
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -24,12 +25,14 @@ from sim.commands.calibrate import app as _calibrate
 from sim.commands.compare import compare as _compare
 from sim.commands.conform import conform as _conform
 from sim.commands.importing import import_ as _import
+from sim.commands.listing import list_ as _list
 from sim.commands.report import report as _report
 from sim.commands.sweep import sweep as _sweep
 from sim.commands.tune import capacity as _capacity
 from sim.commands.tune import tune as _tune
 from sim.commands.validate import validate as _validate
 from sim.commands.workload import app as _workload
+from sim.compiled import CORE
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
@@ -48,11 +51,20 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The console script. Does not return: it ends the process with the exit code."""
+    """The console script. Does not return: it ends the process with the exit code.
+
+    Cyclic garbage is looked for seldom, and at exit only in what came last: imports make many objects that stay, and
+    looking through them took a fifth of a small run.
+    """
+    if CORE.error is not None:
+        _fail(CORE.error, _BAD_INPUT)
+    gc.set_threshold(50_000, 50, 100)
     try:
         app()
     except KeyboardInterrupt:
         _fail("interrupted", _INTERRUPTED)
+    finally:
+        gc.freeze()
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -76,7 +88,7 @@ def _interruptible(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"speckv {__version__}")
+        version()
         raise typer.Exit
 
 
@@ -100,6 +112,8 @@ def _options(
 
     speckv run my.yaml --check --out elsewhere
 
+    speckv run my.yaml --record steps=window:1s
+
     speckv run quickstart --against K=0 --seeds 5"""
 )
 @_interruptible
@@ -114,6 +128,15 @@ def run(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results go: DIR/<name>/<id>/.")] = Path(
         "results"
     ),
+    record: Annotated[
+        str | None,
+        typer.Option(
+            "--record",
+            metavar="steps=WHICH",
+            help="Rows of the table of steps: all, none, every:100 (the first step and each 100th from there on) or "
+            "window:1s (one a second of simulated time, sums and means). Short for --set output.steps=WHICH.",
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Hold laws 1 to 6 at every record; slower.")] = False,
     shadow: Annotated[
         bool,
@@ -143,8 +166,11 @@ def run(
     if against or seeds is not None:
         from sim.commands.against import run_against
 
-        if check or force or shadow:
-            _fail("--check, --shadow and --force are for single runs, and have no meaning with --against", _BAD_INPUT)
+        if check or force or shadow or record is not None:
+            _fail(
+                "--check, --shadow, --force and --record are for single runs, and have no meaning with --against",
+                _BAD_INPUT,
+            )
         run_against(
             scenario,
             overrides or (),
@@ -160,9 +186,10 @@ def run(
     from sim.run import BAD_INPUT, RunFailed, simulate
     from sim.terminal import ProgressBar, show_summary
 
+    changes = [*(overrides or ()), *(() if record is None else (_recorded(record),))]
     try:
         with ProgressBar(shown=not quiet) as bar:
-            result = simulate(scenario, overrides or (), out=out, check=check, force=force, shadow=shadow, watch=bar)
+            result = simulate(scenario, changes, out=out, check=check, force=force, shadow=shadow, watch=bar)
     except BAD_INPUT as error:
         _fail(str(error), _BAD_INPUT)
     except RunFailed as error:
@@ -191,6 +218,22 @@ def run(
             raise SystemExit(_FAILED)
     if result.manifest["stopped_by"] == "interrupt":
         _fail(f"interrupted; the results so far are in {result.folder}, marked incomplete", _INTERRUPTED)
+
+
+def _recorded(text: str) -> str:
+    """What `--record` sets; ends with a message where it means nothing."""
+    from sim.recording import ALLOWED, RecordingError, read_recording
+
+    table, equals, which = text.partition("=")
+    try:
+        if not equals or table != "steps":
+            read_recording(text if not equals else which)
+            raise RecordingError("is not of the form steps=WHICH", text if not equals else which)
+        return f"output.steps={read_recording(which)}"
+    except RecordingError as error:
+        meant = "" if error.nearest is None else f"; did you mean `steps={error.nearest}`?"
+        allowed = f"steps=WHICH, with {ALLOWED}"
+        _fail(f"--record {text!r}: {error}{meant}\n      allowed: {allowed}", _BAD_INPUT)
 
 
 @app.command(
@@ -265,6 +308,7 @@ app.command(epilog="Example:\n\n    speckv sweep small --jobs 2")(_interruptible
 app.command(epilog="Example:\n\n    speckv tune quickstart --k 0:8 --by-batch-size")(_interruptible(_tune))
 app.command(epilog="Example:\n\n    speckv capacity quickstart --attainment 0.95")(_interruptible(_capacity))
 app.command(epilog="Example:\n\n    speckv compare results/with/ID results/without/ID")(_interruptible(_compare))
+app.command(name="list", epilog="Example:\n\n    speckv list results")(_interruptible(_list))
 app.command(epilog="Example:\n\n    speckv report results/quickstart/ID -o report.html")(_interruptible(_report))
 app.command(name="import", epilog="Example:\n\n    speckv import 'vllm serve MODEL ...' server.log -o mine.yaml")(
     _interruptible(_import)
@@ -276,5 +320,5 @@ app.command(epilog="Example:\n\n    speckv validate mine.yaml --against bench.js
 
 @app.command()
 def version() -> None:
-    """Print the version."""
-    print(f"speckv {__version__}")
+    """Print the version, and which core runs: compiled or plain."""
+    print(f"speckv {__version__}\ncore: {CORE}")

@@ -45,6 +45,9 @@ _TAGS: Final = ("num_speculative_tokens", "process", "distribution", "model", "t
 """Keys that say most of a mapping that other runs do not have."""
 
 
+_UNITS: Final = {"": "counts", "of 1": "shares"}
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of one scenario with one or more seeds."""
@@ -122,14 +125,14 @@ def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Compa
 
 
 def picture(comparison: Comparison, file: str | Path) -> None:
-    """Bars of the differences in percent of the first, a panel a group, with intervals; the groups are listed on top.
+    """Bars of the differences in percent of the first, with intervals; the groups are listed on top.
 
-    Raises OSError, or ValueError for a kind of file that matplotlib does not draw.
+    A column of panels a group, and a row a unit with a scale of its own, since percent of slot-seconds and of
+    milliseconds are far apart. Raises OSError, or ValueError for a kind of file that matplotlib does not draw.
     """
     from matplotlib.figure import Figure
 
-    names = dict.fromkeys(one.figure for one in comparison.differences)
-    shown = [name for name in names if any(one.share is not None for one in comparison.of(name))]
+    rows = _by_unit(comparison)
     others = comparison.groups[1:]
     width = 4.0 + 3.0 * len(others)
     listed = [
@@ -137,27 +140,46 @@ def picture(comparison: Comparison, file: str | Path) -> None:
         for number, group in enumerate(comparison.groups)
         for line in textwrap.wrap(f"[{number}] {group.label}", int(12 * width), subsequent_indent="      ")
     ]
-    figure = Figure(figsize=(width, 1.5 + 0.3 * len(shown) + 0.17 * len(listed)), layout="constrained")
-    panels = figure.subplots(1, len(others), sharex=True, sharey=True, squeeze=False)[0]
-    for number, panel in enumerate(panels, 1):
-        for place, name in enumerate(shown):
-            one = comparison.of(name)[number]
-            if one.share is None or one.difference is None:
-                continue
-            percent = one.share * 100
-            panel.barh(place, percent, color="#4c72b0" if percent >= 0 else "#c44e52")
-            if one.difference.low is not None and one.difference.mean:
-                reach = abs(percent * (one.difference.mean - one.difference.low) / one.difference.mean)
-                panel.errorbar(percent, place, xerr=reach, color="black", capsize=3)
-        panel.axvline(0, color="black", linewidth=0.8)
+    heights = [len(names) + 1.2 for names in rows.values()]
+    figure = Figure(figsize=(width, 1.2 + 0.3 * sum(heights) + 0.17 * len(listed)), layout="constrained")
+    panels = figure.subplots(len(rows), len(others), sharex="row", sharey="row", squeeze=False, height_ratios=heights)
+    for row, (unit, names) in zip(panels, rows.items(), strict=True):
+        for number, panel in enumerate(row, 1):
+            for place, name in enumerate(names):
+                one = comparison.of(name)[number]
+                if one.share is None or one.difference is None:
+                    continue
+                percent = one.share * 100
+                panel.barh(place, percent, color="#4c72b0" if percent >= 0 else "#c44e52")
+                if one.difference.low is not None and one.difference.mean:
+                    reach = abs(percent * (one.difference.mean - one.difference.low) / one.difference.mean)
+                    panel.errorbar(percent, place, xerr=reach, color="black", capsize=3)
+            panel.axvline(0, color="black", linewidth=0.8)
+            panel.set_yticks(range(len(names)), names, fontsize=8)
+            panel.set_ylim(len(names) - 0.5, -0.5)
+            panel.tick_params(axis="x", labelsize=8)
+            panel.grid(axis="x", alpha=0.3)
+        row[0].set_title(unit, fontsize=8, loc="left")
+    for number, panel in enumerate(panels[0], 1):
         panel.set_title(f"[{number}]", fontsize=9)
+    for panel in panels[-1]:
         panel.set_xlabel("% against [0]", fontsize=8)
-        panel.set_yticks(range(len(shown)), shown, fontsize=8)
-        panel.tick_params(axis="x", labelsize=8)
-        panel.grid(axis="x", alpha=0.3)
-    panels[0].invert_yaxis()
     figure.suptitle("\n".join(listed), x=0.01, ha="left", fontsize=8)
     figure.savefig(file, dpi=120)
+
+
+def _by_unit(comparison: Comparison) -> dict[str, list[str]]:
+    """Figures that have a difference in percent, by what they are measured in; rates of either kind together."""
+    from sim.report.meanings import column_meaning
+
+    rows: dict[str, list[str]] = {}
+    for name in dict.fromkeys(one.figure for one in comparison.differences):
+        if all(one.share is None for one in comparison.of(name)):
+            continue
+        meaning = column_meaning(name)
+        unit = "" if meaning is None else meaning.unit
+        rows.setdefault("a second" if unit.endswith("/s") else _UNITS.get(unit, unit), []).append(name)
+    return rows or {"": []}
 
 
 def _runs_in(folder: Path, left_out: list[str]) -> list[tuple[Path, dict[str, Any]]]:

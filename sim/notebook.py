@@ -14,6 +14,7 @@ import pandas as pd
 
 from sim.explain import Snapshot, snapshot
 from sim.pictures import COLOURS, thin
+from sim.recording import Recording, read_recording
 from sim.resimulate import recorded_scenario, repeat
 from sim.run import Result
 
@@ -122,10 +123,27 @@ def shown(number: object) -> str:
 
 
 def running_seconds(result: Result) -> float:
-    """Request-seconds of running: the running list's length, integrated from each schedule to the next."""
-    steps = result.steps()
+    """Request-seconds of running: the running list's length, integrated from each schedule to the next.
+
+    Of a table of windows, integrated over them. Raises ValueError where steps have been left out.
+    """
+    if _recording(result).window_ns is not None:
+        windows = result.steps()
+        return float(((windows["to_ns"] - windows["from_ns"]) * windows["num_running"]).sum() / 1e9)
+    steps = _all_steps(result)
     times = np.append(steps["scheduled_ns"].to_numpy(), steps["updated_ns"].iloc[-1])
     return float(np.sum(np.diff(times) * steps["num_running"].to_numpy()) / 1e9)
+
+
+def _recording(result: Result) -> Recording:
+    return read_recording(result.manifest["scenario"]["output"]["steps"])
+
+
+def _all_steps(result: Result) -> pd.DataFrame:
+    recording = _recording(result)
+    if recording != Recording():
+        raise ValueError(f"output.steps = {str(recording)!r}: each step is needed here; allowed: all")
+    return result.steps()
 
 
 def slots_per_request(result: Result) -> pd.Series[float]:
@@ -143,13 +161,14 @@ def slots_per_request(result: Result) -> pd.Series[float]:
 def beyond_known(result: Result) -> pd.Series[int]:
     """Slots promised to a run's only request beyond the tokens that are known when a step is scheduled, by step.
 
-    Known are its prompt and the output that earlier steps have delivered by then. Raises ValueError for more requests.
+    Known are its prompt and the output that earlier steps have delivered by then. Raises ValueError for more requests,
+    and without all steps.
     """
     if result.summary["num_requests"] != 1:
         raise ValueError(
             f"num_requests: one request alone can be followed by steps, got {value(result, 'num_requests')}"
         )
-    steps = result.steps()
+    steps = _all_steps(result)
     prompt = int(result.requests()["num_prompt_tokens"].iloc[0])
     delivered = np.concatenate([[0], np.cumsum(steps["num_delivered_tokens"].to_numpy())])
     back = np.searchsorted(steps["updated_ns"].to_numpy(), steps["scheduled_ns"].to_numpy(), side="right")

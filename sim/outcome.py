@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +17,17 @@ from typing import Any, Final, Literal
 
 from sim.build import build
 from sim.observers.metrics import Metrics
-from sim.observers.recorder import Recorder
 from sim.policies.presets import PRESETS
-from sim.run import BAD_INPUT, summarise
+from sim.recording import read_recording
+from sim.run import BAD_INPUT, recorder_of, summarise
 from sim.scenario import Scenario, load_scenario
 
 Figures = dict[str, int | float | None]
 """`summary.json` with nested names joined by `_`: `ttft_ms_mean`. Lists are left out."""
 
 Status = Literal["ok", "refused", "failed", "time_limit", "memory_limit", "crashed"]
-"""`refused`: the scenario cannot be run. `failed`: it broke off. `crashed`: the worker died."""
+"""`refused`: the scenario cannot be run. `failed`: it broke off. `crashed`: the worker died, or lacked what every run
+needs, such as room on its disk; that is nothing of the scenario's, and another try may do."""
 
 K_KEY: Final = "engine.speculative_config.num_speculative_tokens"
 _SPECULATION: Final = "engine.speculative_config"
@@ -39,8 +41,8 @@ class Job:
 
     number: int
     scenario: Scenario
-    steps: bool = False
-    """Return the table of steps as well."""
+    steps: bool | str = False
+    """Which table of steps to return as well, as in a scenario's `output.steps`."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ def measure(job: Job) -> Outcome:
         outcome = Outcome("refused", _one_line(error))
     except MemoryError:
         outcome = Outcome("memory_limit", "the worker could not get more memory")
+    except OSError as error:
+        outcome = Outcome(
+            "crashed", f"the worker could not go on: {error.filename or tempfile.gettempdir()}: {reason(error)}"
+        )
     except Exception as error:
         outcome = Outcome("failed", f"{type(error).__name__}: {_one_line(error)}")
     return _timed(outcome, time.perf_counter() - began)
@@ -124,7 +130,7 @@ def _measure(job: Job) -> Outcome:
         folder = Path(name)
         recorder = None
         if job.steps:
-            recorder = Recorder(folder, simulation.ledger, simulation.scheduler)
+            recorder = recorder_of(simulation, folder, read_recording(job.steps))
         metrics = Metrics(
             None if recorder is None else recorder.request_row,
             num_speculative_tokens=0 if speculation is None else speculation.num_speculative_tokens,
@@ -133,8 +139,6 @@ def _measure(job: Job) -> Outcome:
             slo_e2el_ms=scenario.slo.e2el_ms,
         )
         simulation.add_observer(metrics)
-        if recorder is not None:
-            simulation.add_observer(recorder)
         simulation.run()
         if recorder is not None:
             recorder.close()
@@ -166,6 +170,11 @@ def _timed(outcome: Outcome, wall_s: float) -> Outcome:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
     return replace(outcome, wall_s=round(wall_s, 3), peak_rss_mb=round(peak, 1))
+
+
+def reason(error: OSError) -> str:
+    """What the system says of it; pyarrow's own words hide that."""
+    return os.strerror(error.errno) if error.errno else _one_line(error)
 
 
 def _one_line(error: Exception) -> str:

@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from sim.outcome import Job, Outcome, run_digest
 from sim.scenario import Scenario
 from sim.workers import Backend, Inline, LocalWorkers, num_cores, run_jobs
+
+CONFIDENCE: Final = 0.95
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student's t interval of independent values. Raises ValueError if there are none."""
+    """Mean and Student's 95 percent interval of independent values. Of -1, 0 and 4: 1, from -5.57 to 7.57.
+
+    Raises ValueError if there are none.
+    """
     count = len(values)
     if not count:
         raise ValueError("a mean of no values")
@@ -50,7 +56,7 @@ def interval(values: Sequence[float]) -> Interval:
     from scipy import stats
 
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
-    reach = float(stats.t.ppf(0.975, count - 1)) * spread
+    reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * spread
     return Interval(mean, mean - reach, mean + reach, count)
 
 

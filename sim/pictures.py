@@ -60,6 +60,7 @@ class Thinned:
     tokens: dict[str, NDArray[np.float64]]
     """Means a step over the steps scheduled in the bin (of `token_edges_s`); 0 where there is none."""
     num_steps: int
+    """Rows of the table: steps, unless it was thinned when it was recorded."""
 
 
 def thin(folder: Path, points: int = POINTS) -> Thinned:
@@ -83,9 +84,9 @@ def thin(folder: Path, points: int = POINTS) -> Thinned:
     sums = {name: np.zeros(len(token_edges) - 1) for name in _TOKENS}
     counts = np.zeros(len(token_edges) - 1)
     carried: dict[str, NDArray[Any]] | None = None
-    for chunk in step_chunks(folder, ["scheduled_ns", *_STATES, *_TOKENS]):
+    for chunk in step_chunks(folder, ["scheduled_ns", "num_steps", *_STATES, *_TOKENS]):
         at = np.clip(np.searchsorted(token_edges, chunk["scheduled_ns"], side="right") - 1, 0, len(counts) - 1)
-        counts += np.bincount(at, minlength=len(counts))
+        counts += np.bincount(at, weights=chunk["num_steps"], minlength=len(counts))
         for name in _TOKENS:
             sums[name] += np.bincount(at, weights=chunk[name], minlength=len(counts))
         if carried is not None:

@@ -71,14 +71,17 @@ def repeat(
     observe: Callable[[Simulation], Any],
     done: Callable[[], bool] = lambda: False,
     watch: Callable[[int], None] | None = None,
+    *,
+    before_ledger: bool = False,
 ) -> Simulation:
-    """Run it again with the observer that `observe` makes, told after the ledger, until `done` says so or to its end.
+    """Run it again with the observer that `observe` makes, until `done` says so or to its end.
 
-    `done` is asked every 200 steps, and `watch` told the simulated ns. Raises CannotRepeat where it cannot be built.
+    It is told after the ledger, or before it. `done` is asked every 200 steps, and `watch` told the simulated ns.
+    Raises CannotRepeat where it cannot be built.
     """
     try:
         simulation = build(scenario)
-        simulation.add_observer(observe(simulation))
+        simulation.add_observer(observe(simulation), before_ledger=before_ledger)
 
         def tick(now_ns: int) -> bool:
             if watch is not None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
@@ -157,8 +156,10 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
 
     if file.suffix == ".csv":
         kinds = {"int64": "Int64", "float64": "float64", "string": "str"}
-        types = {name: kinds[kind] for name, kind in REQUEST_COLUMNS} if table == "requests" else "int64"
-        return pd.read_csv(file, dtype=types)
+        if table == "requests":
+            return pd.read_csv(file, dtype={name: kinds[kind] for name, kind in REQUEST_COLUMNS})
+        whole = "from_ns" not in pd.read_csv(file, nrows=0).columns  # the means of a window are not
+        return pd.read_csv(file, dtype="int64" if whole else None)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,8 +171,11 @@ def read_table(folder: Path, table: Table) -> pd.DataFrame:
     return frame
 
 
-def step_chunks(folder: Path, columns: list[str]) -> Iterator[dict[str, NDArray[np.int64]]]:
+def step_chunks(folder: Path, columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
     """Columns of the table of steps, some tens of thousands of rows at a time, in order.
+
+    A table of windows is read the same way: `scheduled_ns` and `updated_ns` are then where a window begins and ends.
+    `num_steps` is how many steps a row stands for, 1 where it is that of a step.
 
     Raises:
         ResultsError: the run has no table of steps.
@@ -180,14 +184,32 @@ def step_chunks(folder: Path, columns: list[str]) -> Iterator[dict[str, NDArray[
     if file.suffix == ".csv":
         import pandas as pd
 
-        for frame in pd.read_csv(file, usecols=columns, chunksize=_CHUNK_ROWS, dtype="int64"):
-            yield {name: frame[name].to_numpy() for name in columns}
+        names = _places(list(pd.read_csv(file, nrows=0).columns), columns)
+        for frame in pd.read_csv(file, usecols=list(names.values()), chunksize=_CHUNK_ROWS):
+            yield _as_asked(columns, {name: frame[place].to_numpy() for name, place in names.items()})
         return
+    import numpy as np
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file) as source:
-        for batch in source.iter_batches(_CHUNK_ROWS, columns=columns):
-            yield {name: batch.column(name).to_numpy() for name in columns}
+        names = _places(source.schema_arrow.names, columns)
+        for batch in source.iter_batches(_CHUNK_ROWS, columns=list(names.values())):
+            # Not `to_numpy`, which imports pandas.
+            yield _as_asked(columns, {name: np.from_dlpack(batch.column(place)) for name, place in names.items()})
+
+
+def _places(there: list[str], columns: list[str]) -> dict[str, str]:
+    """Under which name each column that is asked for stands in the file; `num_steps` may not be there."""
+    renamed = {"scheduled_ns": "from_ns", "updated_ns": "to_ns"} if "from_ns" in there else {}
+    wanted = [name for name in columns if name != "num_steps" or name in there]
+    return {name: renamed.get(name, name) for name in wanted}
+
+
+def _as_asked(columns: list[str], found: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
+    length = len(next(iter(found.values())))
+    return {name: found[name] if name in found else np.ones(length, dtype=np.int64) for name in columns}
 
 
 def _remove_files(folder: Path) -> None:

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim import __version__, results
 from sim.build import RequestNeverFits, Simulation, build
+from sim.compiled import CORE
 from sim.observers.garbage import Garbage
 from sim.observers.metrics import Metrics, RequestRow
-from sim.observers.recorder import Recorder
+from sim.observers.recorder import Recorder, TableFormat
+from sim.recording import Recording
 from sim.scenario import Scenario, ScenarioError, length_files, load_scenario, replay_path, trace_path
 from sim.scenario_schema import Replay
 from workloads.traces import TraceError
@@ -76,7 +78,10 @@ class Result:
         return results.read_table(self.folder, "requests")
 
     def steps(self) -> pd.DataFrame:
-        """The table of steps, one row each in order. Raises ResultsError, also where the scenario wants none."""
+        """The table of steps, one row each in order, or of what `output.steps` asked for instead.
+
+        Raises ResultsError, also where the scenario wants none.
+        """
         return results.read_table(self.folder, "steps")
 
 
@@ -133,6 +138,7 @@ def simulate(
         "peak_rss_mb": None,
         "checked": check,
         "versions": _versions(),
+        "core": CORE.name,
         "preset": scenario.engine.preset,
         "seed": scenario.seed,
         "scenario_file": None if scenario.file is None else str(scenario.file),
@@ -199,20 +205,12 @@ def _run(
 
     The manifest is written with how it ended, once before the picture is drawn.
     """
-    recorder = Recorder(
-        folder,
-        simulation.ledger,
-        simulation.scheduler,
-        format=scenario.output.format,
-        steps=scenario.output.steps,
-    )
+    recorder = recorder_of(simulation, folder, scenario.output.recording, scenario.output.format)
     failure: Exception | str | None = None
     interrupted = False
     began = time.perf_counter()
     try:
         metrics, garbage = _measured(scenario, simulation, recorder.request_row)
-        if scenario.output.steps:
-            simulation.add_observer(recorder)
         with _interruptible() as stop:
 
             def tick(now_ns: int) -> bool:
@@ -231,6 +229,7 @@ def _run(
                 failure = error
         if interrupted or failure is not None:
             metrics.closed(simulation.now)
+            recorder.closed(simulation.now)
     except BaseException:
         _close_quietly(recorder)
         raise
@@ -260,6 +259,18 @@ def _run(
     results.write_json(folder / results.SUMMARY, summary)
     results.write_json(folder / results.MANIFEST, manifest)
     return summary, failure
+
+
+def recorder_of(
+    simulation: Simulation, folder: Path, recording: Recording, format: TableFormat = "parquet"
+) -> Recorder:
+    """Tables of what the simulation does from now on; it has not begun. Raises OSError. To be closed at its end."""
+    recorder = Recorder(folder, simulation.ledger, simulation.scheduler, format, recording.every, recording.window_ns)
+    if recorder.windows is not None:
+        simulation.add_observer(recorder.windows, before_ledger=True)
+    elif recording.every:
+        simulation.add_observer(recorder)
+    return recorder
 
 
 def _measured(
@@ -321,7 +332,8 @@ def _close_quietly(recorder: Recorder) -> None:
 
 def _draw(scenario: Scenario, folder: Path, *, missing_only: bool = False) -> str | None:
     """Draw the picture if the scenario wants one; returns why it could not be done."""
-    if not (scenario.output.pictures and scenario.output.steps):
+    recording = scenario.output.recording
+    if not (scenario.output.pictures and recording.every):
         return None
     if missing_only and (folder / results.PICTURE).is_file():
         return None
@@ -333,8 +345,9 @@ def _draw(scenario: Scenario, folder: Path, *, missing_only: bool = False) -> st
     drafts = (
         "no speculation" if speculation is None else f"{speculation.method}, K = {speculation.num_speculative_tokens}"
     )
+    thinned = "" if recording == Recording() else f" (steps={recording})"
     try:
-        pictures.draw(folder, f"{scenario.name or 'scenario'}: {model} on {hardware}, {drafts}")
+        pictures.draw(folder, f"{scenario.name or 'scenario'}: {model} on {hardware}, {drafts}{thinned}")
     except (OSError, ValueError) as error:
         return f"no picture: {error}"
     return None

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from sim.scenario_errors import ABSENT, Problem, nearest_name
-from sim.scenario_schema import Scenario, Section
+from sim.scenario_schema import Scenario, Section, Spelled
 from sim.scenario_source import KeyPath, Source, dotted, get
 
 __all__ = ["ALIASES", "choice_of", "describe", "problem_at", "rename_aliases", "sections_in", "translate"]
@@ -167,7 +167,8 @@ def _one(details: ErrorDetails, source: Source, root: type[Section]) -> Problem:
         path = path[:-1]
     if kind == "scenario":
         below = tuple(part for part in str(context["key"]).split(".") if part)
-        return problem_at(source, path + below, str(context["reason"]), str(context["allowed"]))
+        nearest = str(context["nearest"]) or None
+        return problem_at(source, path + below, str(context["reason"]), str(context["allowed"]), nearest)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         sections = _sections_at(path, source.data, root)
         key = str(context["discriminator"]).strip("'\"")
@@ -287,6 +288,9 @@ def describe(annotation: object, metadata: Sequence[object] = ()) -> str:
     if origin is Annotated:
         inner, *more = get_args(annotation)
         return describe(inner, [*more, *metadata])
+    for entry in metadata:
+        if isinstance(entry, Spelled):
+            return entry.text
     if origin is Literal:
         return " or ".join(str(choice) for choice in get_args(annotation))
     if origin in (Union, types.UnionType):

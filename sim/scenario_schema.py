@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -31,6 +32,7 @@ from pydantic_core import PydanticCustomError
 
 from sim.models.acceptance_profiles import ACCEPTANCE_PROFILES
 from sim.models.timing import TimingParams
+from sim.recording import ALLOWED, Recording, RecordingError, read_recording
 from workloads.fit import Points, StandIn
 from workloads.profiles import PROFILES
 from workloads.trace_formats import Format
@@ -80,6 +82,7 @@ __all__ = [
     "SharedPrefix",
     "Slo",
     "SpeculativeConfig",
+    "Spelled",
     "Synthetic",
     "Tenant",
     "Timing",
@@ -90,6 +93,7 @@ __all__ = [
     "Tree",
     "UniformTokens",
     "Workload",
+    "checked_recording",
     "synthetic_from",
     "wrong",
 ]
@@ -99,10 +103,25 @@ _MOST_TOKENS = 2**31 - 1
 _LATEST_S = 1e9  # simulated time is 64-bit nanoseconds: 9.2e9 s
 
 
-def wrong(reason: str, key: str = "", allowed: str = "") -> PydanticCustomError:
+def wrong(reason: str, key: str = "", allowed: str = "", nearest: str | None = None) -> PydanticCustomError:
     """A rule of a section that is broken: ``key`` is the path below the section."""
-    context = {"reason": reason, "key": key, "allowed": allowed}
+    context = {"reason": reason, "key": key, "allowed": allowed, "nearest": nearest or ""}
     return PydanticCustomError("scenario", "{reason}", context)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """In the annotation of a key: what may be written for it, in words."""
+
+    text: str
+
+
+def checked_recording(value: object) -> bool | str:
+    """A recording of steps as it is kept in a scenario: equal ones are equal. Raises PydanticCustomError."""
+    try:
+        return read_recording(value).written
+    except RecordingError as error:
+        raise wrong(str(error), "", ALLOWED, error.nearest) from None
 
 
 class Section(BaseModel):
@@ -1238,13 +1257,27 @@ class Output(Section):
     """What a run leaves behind."""
 
     format: Literal["parquet", "csv"] = Field(default="parquet", description="Of the tables.")
-    steps: bool = Field(default=True, description="Write the table of steps.")
+    steps: Annotated[bool | str, Spelled(ALLOWED)] = Field(
+        default=True,
+        description="Rows of the table of steps: each step's, the first step's and each Nth from there on, or one a "
+        "window of simulated time (`docs/results.md`).",
+    )
     pictures: bool = Field(default=True, description="Draw the pictures.")
     distributions: bool = Field(
         default=False,
         description="Follow garbage slot by slot: `garbage` in the summary, and the room of each request. Costs "
         "two to three times what the ledger does.",
     )
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _recording(cls, value: object) -> bool | str:
+        return checked_recording(value)
+
+    @property
+    def recording(self) -> Recording:
+        """What `steps` says."""
+        return read_recording(self.steps)
 
 
 class Limits(Section):

@@ -25,7 +25,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from sim import __version__, results
-from sim.outcome import Job, Outcome, run_digest, variant
+from sim.outcome import Job, Outcome, reason, run_digest, variant
 from sim.results import ResultsError
 from sim.scenario import Scenario, ScenarioError, replay_path, trace_path
 from sim.scenario_errors import Problem
@@ -119,9 +119,9 @@ def sweep(
                 running.run(workers)
             return folder.closed()
         except BackendGone as error:
-            raise SweepStopped(f"{error}\n{running.told()}") from error
+            raise SweepStopped(f"{error}\n{running.told('there are workers again')}") from error
         except OSError as error:
-            raise SweepStopped(f"{_cannot(folder.path, error)}\n{running.told()}") from error
+            raise SweepStopped(f"{_cannot(folder.path, error)}\n{running.told('it can be written')}") from error
 
 
 def _workers(backend: str, jobs: int | None, address: str | None, missing: int) -> Backend:
@@ -257,8 +257,12 @@ class _Folder:
         file = self.steps_of(scenario_digest)
         file.parent.mkdir(exist_ok=True)
         partial = file.with_name(f"{file.name}.partial")
-        partial.write_bytes(content)
-        os.replace(partial, file)
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, file)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     def put_time(self, point: int, seed: int, outcome: Outcome) -> None:
         file = self.path / _TIMES
@@ -332,10 +336,15 @@ class _Running:
     def missing(self) -> int:
         return len(self._points) * len(self._file.seeds) - self._done
 
-    def told(self) -> str:
-        """For a message: where things stand."""
+    def told(self, once: str) -> str:
+        """For a message: where things stand, and what must be put right."""
         total = len(self._points) * len(self._file.seeds)
-        return f"{self._done} of {total} runs are in {self._folder.path}; the same command goes on from there"
+        kept = (
+            f"what had ended is kept ({self._done} of {total} runs)"
+            if self._done
+            else f"none of {total} runs had ended"
+        )
+        return f"{kept}; once {once}, the same command goes on from there"
 
     def run(self, workers: Backend) -> None:
         limits = self._file.sweep.limits
@@ -347,7 +356,7 @@ class _Running:
     def _find(self) -> None:
         """Read what an earlier call has finished; leave out what may come out otherwise now."""
         limits = self._folder.manifest["limits"]
-        again = {"crashed"}
+        again = {"crashed"} | ({"memory_limit"} if limits["memory_mb"] is None else set())  # then it was the machine's
         if self._folder.limits_before is not None and self._folder.limits_before != limits:
             again |= {"time_limit", "memory_limit"}
         for point in range(len(self._points)):
@@ -566,7 +575,8 @@ def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
         with pq.ParquetFile(file) as source:
             return source.read(columns=columns)
     except (OSError, pa.ArrowException) as error:
-        raise ResultsError(f"cannot read {file}: {error}") from error
+        again = "; once that file is removed, the sweep's command makes its runs again"
+        raise ResultsError(f"cannot read {file}: {' '.join(str(error).split()).rstrip('.')}{again}") from error
 
 
 def _write(file: Path, table: pa.Table) -> None:
@@ -587,7 +597,7 @@ def _cannot(path: Path, error: OSError) -> str:
         in_the_way = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
         if in_the_way is not None:
             return f"cannot write {path}: {in_the_way} is in the way, and is no folder"
-    return f"cannot write {path}: {error.strerror or error}"
+    return f"cannot write {path}: {reason(error)}"
 
 
 def _plain(value: Any) -> Any:

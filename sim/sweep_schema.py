@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from sim.recording import ALLOWED
 from sim.scenario_errors import Problem, ScenarioError, nearest_name
 from sim.scenario_messages import problem_at, translate
-from sim.scenario_schema import Section, wrong
+from sim.scenario_schema import Section, Spelled, checked_recording, wrong
 from sim.scenario_source import KeyPath, Place, Plain, Source, read_file
 from sim.shipped import shipped_scenarios
 from workloads.streams import uniforms
@@ -200,7 +201,14 @@ class Sweep(Section):
         | Annotated[list[Annotated[int, Field(ge=0, le=_MAX_SEED)]], Field(min_length=1, max_length=100_000)]
     ) = Field(default=1, description="The seeds of every point: a list, or how many from 0 on.")
     limits: PointLimits = Field(default=PointLimits(), description="What a run may take.")
-    steps: bool = Field(default=False, description="Keep the table of steps of every run.")
+    steps: Annotated[bool | str, Spelled(ALLOWED)] = Field(
+        default=False, description="The table of steps that is kept of every run, as a scenario's `output.steps`."
+    )
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _recording(cls, value: object) -> bool | str:
+        return checked_recording(value)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -16,7 +17,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from sim.run import Progress, Result
+if TYPE_CHECKING:
+    from sim.run import Progress, Result
 
 _QUIET_S: Final = 2.0
 """A run that ends sooner shows no progress."""
@@ -24,12 +26,15 @@ _REDRAW_S: Final = 0.1
 _WIDTH: Final = 80
 
 
-class ProgressBar:
-    """Simulated time, requests and speed on standard error, while the run lasts and if somebody can see it."""
+class Line:
+    """A bar with facts beside it on standard error, while something lasts and if somebody can see it."""
 
-    def __init__(self, shown: bool) -> None:
+    def __init__(self, title: str, shown: bool, quiet_s: float = 0.0) -> None:
+        """`quiet_s`: what ends sooner shows nothing."""
+        self.began = time.monotonic()
+        self._title = title
         self._shown = shown and sys.stderr.isatty()
-        self._began = time.monotonic()
+        self._quiet_s = quiet_s
         self._drawn = 0.0
         self._task: TaskID | None = None
         self._bar = Bar(
@@ -41,25 +46,19 @@ class ProgressBar:
             transient=True,
         )
 
-    def __call__(self, progress: Progress) -> None:
-        """Show how far the run is."""
+    def show(self, completed: int, total: int | None, facts: Callable[[], str]) -> None:
+        """Show how far it is, if it is time to draw again."""
         now = time.monotonic()
-        running_s = now - self._began
-        if not self._shown or running_s < _QUIET_S or now - self._drawn < _REDRAW_S:
+        if not self._shown or now - self.began < self._quiet_s or now - self._drawn < _REDRAW_S:
             return
         self._drawn = now
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task("simulating", total=progress.num_requests, facts="")
-        of = "" if progress.num_requests is None else f" of {progress.num_requests:,}"
-        facts = (
-            f"{progress.now_ns / 1e9:,.1f} s  {progress.num_ended:,}{of} requests  "
-            f"{progress.num_request_steps / running_s:,.0f} request-steps/s"
-        )
-        self._bar.update(self._task, completed=progress.num_ended, facts=facts)
+            self._task = self._bar.add_task(self._title, total=total, facts="")
+        self._bar.update(self._task, completed=completed, facts=facts())
         self._bar.refresh()
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -67,6 +66,23 @@ class ProgressBar:
     ) -> None:
         if self._task is not None:
             self._bar.stop()
+
+
+class ProgressBar(Line):
+    """Of a run: simulated time, requests and speed."""
+
+    def __init__(self, shown: bool) -> None:
+        super().__init__("simulating", shown, _QUIET_S)
+
+    def __call__(self, progress: Progress) -> None:
+        """Show how far the run is."""
+
+        def facts() -> str:
+            of = "" if progress.num_requests is None else f" of {progress.num_requests:,}"
+            speed = progress.num_request_steps / (time.monotonic() - self.began)
+            return f"{progress.now_ns / 1e9:,.1f} s  {progress.num_ended:,}{of} requests  {speed:,.0f} request-steps/s"
+
+        self.show(progress.num_ended, progress.num_requests, facts)
 
 
 def show_summary(result: Result) -> None:
@@ -85,6 +101,7 @@ def show_summary(result: Result) -> None:
     wide.print(table)
     wide.print(_latencies(summary))
     wide.print(_slots(summary))
+    wide.print(Text(_memory(summary)))
     pictures = sorted(result.folder.glob("overview.png"))
     console.print(Text.assemble(("results  ", "bold"), str(result.folder)))
     if pictures:
@@ -133,15 +150,22 @@ def _slots(summary: dict[str, Any]) -> Table:
     whole = sum(seconds for name, seconds in slots.items() if not name.startswith("placeholder_"))
     left = ["committed", "in_flight", "placeholder_accepted", "placeholder_rejected", "garbage"]
     right = ["lookahead", "slack", "cached", "free"]
-    cells = [(name.replace("_", " "), slots[name]) for name in left + right]
-    cells.append(("garbage in memory", summary["content_slot_seconds"]["garbage"]))
+    cells = [(name.replace("_", " "), _percent(_share(slots[name], whole), 2)) for name in left + right]
+    cells.append(("", ""))
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     for heading in ("room, % of slot-seconds", ""):
         table.add_column(heading, style="bold", min_width=22)
         table.add_column("", justify="right", min_width=8)
     for first, second in zip(cells[: len(left)], cells[len(left) :], strict=True):
-        table.add_row(*(text for name, part in (first, second) for text in (name, _percent(_share(part, whole), 2))))
+        table.add_row(*first, *second)
     return table
+
+
+def _memory(summary: dict[str, Any]) -> str:
+    """What the other account says of rejected drafts; the shares above do not have it."""
+    content = summary["content_slot_seconds"]
+    share = _percent(_share(content["garbage"], sum(content.values())), 2)
+    return f"beside that, of what device memory holds {share} is garbage of rejected drafts"
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -83,48 +83,62 @@ def run_jobs(
 ) -> Iterator[tuple[Job, Outcome]]:
     """Run all jobs and yield each with its outcome as it ends, in no certain order.
 
-    `jobs` is drawn from only as slots come free. `tell` is called with the number of runs under way, a few times a
-    second. A run beyond its limits is ended by killing its worker; one whose worker dies by itself is tried `TRIES`
-    times. Raises BackendGone; the workers live on until `backend.close()`.
+    `jobs` is drawn from as slots come free, and one ahead, so that no worker waits while its answer is dealt with.
+    `tell` is called with the number of runs under way, a few times a second. A run beyond its limits is ended by
+    killing its worker; one whose worker dies by itself is tried `TRIES` times. Raises BackendGone, once everything that
+    had ended has been yielded; the workers live on until `backend.close()`.
     """
     waiting = iter(jobs)
+    ahead: Job | None = None
     again: list[Job] = []
     tried: dict[int, int] = {}
     running: dict[int, Job] = {}
+    ended: list[tuple[Job, Outcome]] = []
     idle = list(range(backend.num_slots - 1, -1, -1))
-    more = True
+    limited = limits.time_s is not None or limits.memory_mb is not None
     while True:
-        while idle and (again or more):
-            job = again.pop() if again else next(waiting, None)
-            if job is None:
-                more = False
-                break
-            slot = idle.pop()
-            backend.submit(slot, job)
-            running[slot] = job
+        gone: BackendGone | None = None
+        while idle and gone is None:
+            if again:
+                job = again.pop()
+            else:
+                drawn, ahead = (next(waiting, None) if ahead is None else ahead), None
+                if drawn is None:
+                    break
+                job = drawn
+            try:
+                backend.submit(idle[-1], job)
+                running[idle.pop()] = job
+            except BackendGone as error:
+                gone = error
+        yield from ended
+        ended.clear()
+        if gone is not None:
+            raise gone
+        if ahead is None:
+            ahead = next(waiting, None)
         if tell is not None:
             tell(len(running))
         if not running:
             return
-        limited = limits.time_s is not None or limits.memory_mb is not None
         for slot, answer in backend.wait(list(running), _LOOK_S if limited else 0.25):
             job = running.pop(slot)
             idle.append(slot)
             if isinstance(answer, Outcome):
-                yield job, answer
+                ended.append((job, answer))
                 continue
             tried[job.number] = tried.get(job.number, 0) + 1
             if tried[job.number] < TRIES:
                 again.append(job)
             else:
-                yield job, Outcome("crashed", f"the worker died {TRIES} times, last: {answer}")
+                ended.append((job, Outcome("crashed", f"the worker died {TRIES} times, last: {answer}")))
         for slot, job in list(running.items()) if limited else ():
             over = _over(backend.usage(slot), limits)
             if over is not None:
                 backend.kill(slot)
                 del running[slot]
                 idle.append(slot)
-                yield job, over
+                ended.append((job, over))
 
 
 def _over(usage: Usage, limits: Limits) -> Outcome | None:

@@ -1,7 +1,8 @@
 """Other readings of the rules: the simulator with one rule changed, for tests that must notice.
 
 A reading is a piece of the core's source and what it would be under the other reading. It is applied by compiling the
-changed source of the function in its module, so a reading whose source is no longer there fails loudly.
+changed source of the function in its module, so a reading whose source is no longer there fails loudly. The core must
+be the plain one: tests that use this are marked `plain_core`.
 """
 
 from __future__ import annotations

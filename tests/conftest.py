@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from sim.compiled import CORE
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # No deadlines: a busy machine would fail a sound property. CI draws the same examples every time.
@@ -19,8 +21,20 @@ settings.load_profile(PROFILE)
 
 
 def pytest_report_header() -> str:
-    """Say which profile drives the property tests."""
-    return f"speckv: hypothesis profile {PROFILE}"
+    """Say which profile drives the property tests, and which core is tested."""
+    return f"speckv: hypothesis profile {PROFILE}, core {CORE}"
+
+
+def pytest_configure() -> None:
+    """End with a message where the core that was asked for cannot be had."""
+    if CORE.error is not None:
+        raise pytest.UsageError(CORE.error)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what changes the core's insides while it runs: compiled, they cannot be changed."""
+    if CORE.name == "compiled" and item.get_closest_marker("plain_core") is not None:
+        pytest.skip("changes the core while it runs, which only its sources let one do: SPECKV_CORE=plain")
 
 
 def _folder_beside(name: str, variable: str) -> Path:

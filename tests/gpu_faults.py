@@ -63,3 +63,10 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] =
     "a hit not invalidated at reset": (_hit_not_invalidated_at_reset, {}),
 }
 """By name: how to plant it, and what a scene needs for it to matter."""
+
+_IN_THE_CORE = (_block_freed_early, _hit_not_invalidated_at_reset)
+NAMES = [
+    pytest.param(name, marks=pytest.mark.plain_core) if plant in _IN_THE_CORE else name
+    for name, (plant, _) in FAULTS.items()
+]
+"""For `parametrize`: faults in the core can only be planted in its sources."""

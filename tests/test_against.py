@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sim.against import FIGURES, SWITCHES, against, interval, write
+from sim.against import FIGURES, SWITCHES, against, write
 from sim.build import build
 from sim.cli import app
+from sim.paired import Interval
 from sim.run import simulate
 from sim.scenario import ScenarioError, load_scenario
 
@@ -52,21 +53,13 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "busy.yaml"
 
 
-def test_intervals_by_hand() -> None:
-    """-1, 0, 4: mean 1, variance (4 + 1 + 9) / 2 = 7; t(0.975, 2) = 4.30265 times sqrt(7 / 3) = 1.52753 is 6.5724."""
-    assert interval([-1, 0, 4]) == pytest.approx((1, -5.5724, 7.5724), abs=1e-4)
-    assert interval([2, 2, 2, 2]) == (2, 2, 2)
-    assert interval([3]) == (3, None, None)
-
-
 def test_rounding_prints_as_nothing() -> None:
     """Sums of doubles near 1,000 differ by some 1e-13 of it; one part in a million is no rounding."""
-    from sim.against import Interval
     from sim.commands.against import _settled
 
-    assert _settled(Interval(1e-10, -2e-10, 3e-10), (1000.0, 1000.0)) == (0, 0, 0)
-    assert _settled(Interval(1e-10, None, None), (1000.0, 0.0)) == (0, None, None)
-    assert _settled(Interval(1e-3, -1e-7, 2e-3), (1000.0, 1000.0)) == (1e-3, 0, 2e-3)
+    assert _settled(Interval(1e-10, -2e-10, 3e-10, 5), (1000.0, 1000.0)) == Interval(0, 0, 0, 5)
+    assert _settled(Interval(1e-10, None, None, 1), (1000.0, 0.0)) == Interval(0, None, None, 1)
+    assert _settled(Interval(1e-3, -1e-7, 2e-3, 5), (1000.0, 1000.0)) == Interval(1e-3, 0, 2e-3, 5)
 
 
 def test_twins_have_the_same_requests_and_draws(busy: Path) -> None:
@@ -92,8 +85,8 @@ def test_only_the_dropped_block_costs_hits(busy: Path) -> None:
     assert found.figures["prefix_cache_hits"] == (9 * 48, 9 * 64)
     parts = {part.name: part for part in found.parts}
     costs = {name: part.differences["prefix_cache_hits"] for name, part in parts.items()}
-    assert costs.pop("dropped_block") == found.differences["prefix_cache_hits"] == (-144, -144, -144)
-    assert set(costs.values()) == {(0, 0, 0)}
+    assert costs.pop("dropped_block") == found.differences["prefix_cache_hits"] == Interval(-144, -144, -144, 2)
+    assert set(costs.values()) == {Interval(0, 0, 0, 2)}
     assert {name for name, part in parts.items() if part.missing} == {"placeholders", "discard", "drafting_time"}
     # Hits save no step here, since a prompt fits one: so that part costs nothing else that is timed.
     assert parts["dropped_block"].differences["output_throughput"].mean == 0

@@ -72,6 +72,7 @@ def test_there_are_twenty() -> None:
     assert len(BROKEN) >= 20
 
 
+@pytest.mark.plain_core
 @pytest.mark.parametrize("name", sorted(BROKEN))
 def test_a_broken_rule_is_found(name: str) -> None:
     pairs = list(all_pairs())

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import sim
 from sim.cli import app
+from sim.compiled import CORE
 
 TINY = """
 engine: {num_gpu_blocks: 30, max_model_len: 256, max_num_seqs: 8, speculative_config: {method: eagle3, num_speculative_tokens: 3}}
@@ -193,6 +194,7 @@ def test_a_file_in_the_way_ends_with_1(tiny: Path, tmp_path: Path) -> None:
     assert "is in the way" in done.stderr
 
 
+@pytest.mark.plain_core
 def test_results_that_cannot_be_written_end_with_1_and_say_so(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +247,8 @@ def test_help_is_quick_and_loads_no_library() -> None:
 
 
 def test_the_version() -> None:
-    assert speckv("--version").stdout == speckv("version").stdout == f"speckv {sim.__version__}\n"
+    said = f"speckv {sim.__version__}\ncore: {CORE}\n"
+    assert speckv("--version").stdout == speckv("version").stdout == said
 
 
 # Replaying cases

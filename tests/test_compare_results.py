@@ -1,6 +1,7 @@
 """`speckv compare`: differences of summaries by hand, and intervals as scipy has them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import sim
-from sim.differences import compare, picture
+from sim.differences import _by_unit, compare, picture
 from sim.results import ResultsError
 
 TINY = """
@@ -112,6 +113,14 @@ def test_the_picture_is_drawn(runs: dict[tuple[int, int], sim.run.Result], tmp_p
     assert (tmp_path / "differences.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_figures_of_different_units_have_scales_of_their_own(runs: dict[tuple[int, int], sim.run.Result]) -> None:
+    rows = _by_unit(compare([run.folder for run in runs.values()]))
+    assert {"request_throughput", "output_throughput"} <= set(rows["a second"])
+    assert {"ttft_ms_mean", "e2el_ms_p99"} <= set(rows["ms"])
+    assert "slot_seconds_committed" in rows["slot-s"]
+    assert all("_ms_" in name for name in rows["ms"])
+
+
 def test_what_cannot_be_compared_is_said(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="one scenario alone"):
         compare([runs[3, 0].folder, runs[3, 1].folder])
@@ -139,3 +148,37 @@ def test_the_command_prints_a_table(runs: dict[tuple[int, int], sim.run.Result],
     assert (tmp_path / "d.svg").is_file()
     assert CliRunner().invoke(app, ["compare", folder, "--picture", str(tmp_path / "d.nothing")]).exit_code == 2
     assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2
+
+
+def test_the_runs_of_a_folder_are_listed(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
+    from sim.cli import app
+
+    folder = runs[3, 0].folder.parent
+    (tmp_path / "out").mkdir()
+    shutil.copytree(folder, tmp_path / "out" / folder.name)
+    damaged = tmp_path / "out" / folder.name / runs[3, 0].folder.name / "summary.json"
+    damaged.write_text("{")
+    (tmp_path / "out" / "sweep").mkdir()
+    facts = {"num_points": 2, "num_runs": 6, "complete": False, "started": "2026-01-02T03:04:05+00:00"}
+    (tmp_path / "out" / "sweep" / "manifest.json").write_text(json.dumps(facts))
+    done = CliRunner().invoke(app, ["list", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    lines = "".join(done.stdout.split())
+    for run in runs.values():
+        assert run.folder.name in lines
+    assert lines.count("damaged:cannotread") == 1
+    assert "sweep,6runs,incomplete" in lines
+    assert "2026-01-0203:04:05" in lines
+    assert f"{runs[1, 0].summary['output_throughput']:.4g}" in done.stdout
+    assert CliRunner().invoke(app, ["list", str(tmp_path / "nowhere")]).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [["sweep", "small", "--out", ""], ["report", ".", "-o", " "]])
+def test_an_empty_path_is_refused(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "is empty; allowed: a path, such as . for the working directory" in " ".join(done.output.split())
+    assert not list(tmp_path.iterdir())

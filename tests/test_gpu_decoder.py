@@ -16,7 +16,7 @@ from sim.core.settings import Settings  # noqa: E402
 from sim.models.shapes import load_shape  # noqa: E402
 from sim.policies.axes import UNDO  # noqa: E402
 from sim.policies.presets import PRESETS, VLLM_PRESETS  # noqa: E402
-from tests.gpu_faults import FAULTS  # noqa: E402
+from tests.gpu_faults import FAULTS, NAMES  # noqa: E402
 from tests.gpu_scenes import decoder, plain, random_scene  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("gpu_decoder")
@@ -141,7 +141,7 @@ def test_vllm_0_24_loses_tokens_at_resets_of_running_requests() -> None:
     assert lost >= 1
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", NAMES)
 def test_planted_faults_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the decoder's output in several scenes, and in each of these by shadow execution too."""
     plant, wants = FAULTS[fault]

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs the extra `gpu`: torch is not
 from gpu_backend.shadow import Shadow  # noqa: E402
 from sim.core.request import Request  # noqa: E402
 from sim.records import TAKEN, Batch, Interruption  # noqa: E402
-from tests.gpu_faults import FAULTS  # noqa: E402
+from tests.gpu_faults import FAULTS, NAMES  # noqa: E402
 from tests.gpu_simulations import random_simulation  # noqa: E402
 
 torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def test_vllm_0_24_with_resets_may_find() -> None:
     assert any("its block table holds" in finding for finding in findings)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", NAMES)
 def test_planted_faults_are_found_in_simulations(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, _ = FAULTS[fault]
     plant(monkeypatch)

@@ -1,6 +1,5 @@
 """Metrics on sequences of records small enough to be reckoned by hand."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.core.request import Request
+from sim.device import SimulatedRequest
 from sim.observers.metrics import REQUEST_COLUMNS, IntervalHistogram, Metrics, RequestRow
 from sim.records import (
     DISCARDED,
@@ -20,6 +20,7 @@ from sim.records import (
     Interruption,
     Returned,
 )
+from workloads.spec import RequestSpec
 
 MS = 1_000_000
 
@@ -166,10 +167,7 @@ def test_a_request_counts_from_when_its_workload_sent_it() -> None:
     rows: list[RequestRow] = []
     metrics = Metrics(rows.append)
 
-    class Sent(Request):
-        spec = SimpleNamespace(arrival_ns=2 * MS, conversation=7, turn=1)
-
-    one = Sent("r0", 0, 8, 1, Blank())
+    one = SimulatedRequest(RequestSpec(0, 2 * MS, ((1, 0, 8),), 8, 1, conversation=7, turn=1), Blank())
     metrics.arrived(3 * MS, one)
     prefill = batch((one, 4, 4, 0, True), admitted=(False,))
     metrics.scheduled(4 * MS, prefill)

@@ -52,6 +52,7 @@ def test_five_releases_decide_as_recorded(name: str) -> None:
         assert difference is None, f"{preset}: {difference.text()}"
 
 
+@pytest.mark.plain_core
 @pytest.mark.parametrize("name", sorted(READINGS))
 def test_the_other_reading_decides_otherwise(name: str) -> None:
     case, reading = load(f"{name}.case.json.gz"), READINGS[name]

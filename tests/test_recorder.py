@@ -10,8 +10,9 @@ import pytest
 
 from sim.core.request import Request
 from sim.observers import recorder as recorder_module
+from sim.observers.ledger import CONTENT_CLASSES, RESERVATION_CLASSES
 from sim.observers.metrics import REQUEST_COLUMNS, RequestRow
-from sim.observers.recorder import STEP_COLUMNS, Recorder
+from sim.observers.recorder import STEP_COLUMNS, WINDOW_COLUMNS, Recorder
 from sim.records import FRESH, Batch, Interruption, Returned
 
 
@@ -37,6 +38,8 @@ class Cost(NamedTuple):
 class Ledger:
     """Accounts that a test moves by hand."""
 
+    block_size = 4
+
     def __init__(self) -> None:
         self.garbage = 0
         self.held_blocks = 0
@@ -47,6 +50,11 @@ class Ledger:
 
     def content(self) -> tuple[int, ...]:
         return self.base + 10, self.base + 11, self.base + 12, 99, 99
+
+    def slot_seconds(self) -> dict[str, float]:
+        raise AssertionError("only windows ask for integrals")
+
+    content_slot_seconds = slot_seconds
 
 
 class Scheduler:
@@ -233,8 +241,80 @@ def test_a_run_without_steps_leaves_readable_tables(tmp_path: Path) -> None:
 
 
 def test_steps_can_be_left_out(tmp_path: Path) -> None:
-    Recorder(tmp_path, Ledger(), Scheduler(), steps=False).close()
+    Recorder(tmp_path, Ledger(), Scheduler(), every=0).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["requests.parquet"]
+
+
+class Integrating(Ledger):
+    """The same, with the integrals of what a test moves, and a clock of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.slot_ns = [0] * 8
+        self.content_ns = [0] * 5
+
+    def move(self, now: int, base: int) -> None:
+        """What held until now, and what holds from now on."""
+        for total, levels in ((self.slot_ns, self.reservations()), (self.content_ns, self.content())):
+            for number, level in enumerate(levels):
+                total[number] += level * (now - self.now)
+        self.now, self.base = now, base
+
+    def slot_seconds(self) -> dict[str, float]:
+        return {name: total / 1e9 for name, total in zip(RESERVATION_CLASSES, self.slot_ns, strict=True)}
+
+    def content_slot_seconds(self) -> dict[str, float]:
+        return {name: total / 1e9 for name, total in zip(CONTENT_CLASSES, self.content_ns, strict=True)}
+
+
+def test_a_window_ends_where_nothing_is_told(tmp_path: Path) -> None:
+    """Windows of 100 ns. The class in flight is 0 until 30, 10 until 150, 4 until the end at 320:
+
+    70 * 10 / 100 = 7, (50 * 10 + 50 * 4) / 100 = 7, and 4 in the idle third and in the 20 ns of the fourth; the next
+    class is one slot more, and so on. Two run, one of them until 150; one waits from 20 to 30.
+    """
+    ledger, scheduler = Integrating(), Scheduler()
+    scheduler.running, scheduler.waiting = [], []
+    recorder = Recorder(tmp_path, ledger, scheduler, window_ns=100)
+    windows = recorder.windows
+    assert windows is not None
+    scheduler.waiting = [3]
+    windows.arrived(20, WHO[0])
+    scheduler.running, scheduler.waiting = [1, 2], []
+    step = make_batch(0, [(4, 3, True), (20, 0, False)], resumed=(True, False))
+    step.preempted = [WHO[2]]
+    windows.scheduled(30, step)
+    ledger.move(30, 10)
+    windows.step_started(40, step, None, Cost())
+    returned = take_back(step, [2, 0])
+    scheduler.running = [1]
+    windows.step_ended(150, step)
+    ledger.move(150, 4)
+    windows.updated(150, returned)
+    ledger.move(150, 4)
+    windows.closed(320)
+    recorder.closed(320)
+    recorder.close()
+    rows = pq.read_table(tmp_path / "steps.parquet").to_pylist()
+    assert tuple(rows[0]) == WINDOW_COLUMNS
+    assert [(row["window"], row["from_ns"], row["to_ns"], row["num_steps"]) for row in rows] == [
+        *((0, 0, 100, 0), (1, 100, 200, 1), (2, 200, 300, 0), (3, 300, 320, 0))
+    ]
+    assert [row["res_in_flight"] for row in rows] == pytest.approx([7, 7, 4, 4])
+    assert [row["res_free"] for row in rows] == pytest.approx([14, 14, 11, 11])
+    assert [row["content_garbage"] for row in rows] == pytest.approx([18, 18, 15, 15])
+    # Valid, garbage and blank are 10, 11 and 12 above the base: 3 * 7 + 33 slots of held blocks of 4.
+    assert [row["held_blocks"] for row in rows] == pytest.approx([13.5, 13.5, 11.25, 11.25])
+    assert [row["num_running"] for row in rows] == pytest.approx([1.4, 1.5, 1, 1])
+    assert [row["num_waiting"] for row in rows] == pytest.approx([0.1, 0, 0, 0])
+    told = (
+        *("num_reqs", "num_tokens", "num_prefill_reqs", "num_prefill_tokens", "num_draft_tokens"),
+        *("num_accepted_tokens", "num_sampled_tokens", "num_delivered_tokens", "num_admitted", "num_resumed"),
+        *("num_preempted", "cost_linear", "cost_jitter", "cost_total"),
+    )
+    assert [rows[1][name] for name in told] == [2, 24, 1, 20, 3, 2, 3, 3, 1, 1, 1, 1, -1, 46]
+    assert all(row[name] == 0 for row in (rows[0], rows[2], rows[3]) for name in told)
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from sim.report import report_page, write_report
 from sim.report.columns import numbers, packed, runs, short
 from sim.report.meanings import CLASSES, column_meaning, figures
 from sim.report.page import embedded
+from sim.results import ResultsError
 from sim.run import simulate
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -244,6 +246,36 @@ def test_what_cannot_be_had_is_said(folder: Path, tmp_path: Path) -> None:
     assert "cannot be made again" in words
     data = data_of(page)
     assert (data["steps"], data["requests"], data["again"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("table", ["requests", "steps"])
+def test_a_damaged_table_is_named_and_the_page_goes_without(folder: Path, tmp_path: Path, table: str) -> None:
+    """Cut short, as by a full disk: the page is written, and what is wrong is said on it and in the terminal."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    whole = (copy / f"{table}.parquet").read_bytes()
+    (copy / f"{table}.parquet").write_bytes(whole[: len(whole) // 2])
+    done = CliRunner().invoke(app, ["report", str(copy), "-o", str(tmp_path / "page.html"), "--no-blocks"])
+    assert done.exit_code == 0, done.output
+    assert f"{copy / table}.parquet is damaged (" in done.stderr
+    words = "".join(Elements((tmp_path / "page.html").read_text(encoding="utf-8")).words)
+    assert f"{table}.parquet is damaged" in words
+    (missing,) = write_report(copy, tmp_path / "page.html", blocks=False)
+    assert "speckv run --force makes it again" in missing
+
+
+def test_a_table_without_a_column_and_a_summary_without_a_figure(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    requests = pq.read_table(copy / "requests.parquet")
+    pq.write_table(requests.drop_columns(["finish_ns"]), copy / "requests.parquet")
+    (missing,) = write_report(copy, tmp_path / "page.html", blocks=False)
+    assert "requests.parquet is damaged (it has no column 'finish_ns')" in missing
+    summary = json.loads((copy / "summary.json").read_text())
+    del summary["ttft_ms"]
+    (copy / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ResultsError, match="it has no 'ttft_ms', which a report needs"):
+        write_report(copy, tmp_path / "page.html", blocks=False)
 
 
 # What it weighs and asks for

@@ -12,7 +12,7 @@ from sim.against import SWITCHES
 from sim.observers.garbage import Garbage
 from sim.observers.ledger import Ledger
 from sim.observers.metrics import REQUEST_COLUMNS, Metrics
-from sim.observers.recorder import STEP_COLUMNS
+from sim.observers.recorder import STEP_COLUMNS, WINDOW_COLUMNS
 from sim.results import ResultsError
 from sim.run import simulate
 
@@ -121,7 +121,7 @@ def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 def test_the_guide_explains_every_column_and_figure() -> None:
     explained = set(re.findall(r"`([a-z0-9_]+)`", (REPOSITORY / "docs" / "results.md").read_text()))
-    columns = {name for name, _ in REQUEST_COLUMNS} | set(STEP_COLUMNS)
+    columns = {name for name, _ in REQUEST_COLUMNS} | set(STEP_COLUMNS) | set(WINDOW_COLUMNS)
     garbage = Garbage(Ledger(3, 4), 4).figures()
     assert columns | set(Metrics().figures()) | set(garbage) | set(garbage["block_seconds"]) <= explained
     assert {switch.name for switch in SWITCHES} <= explained

@@ -5,15 +5,18 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -285,17 +288,69 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(tiny: Path
         sweep(spec(tiny), out=tmp_path / "file")
 
 
+def mounted(folder: Path, options: str) -> None:
+    """A tmpfs at a new folder; skip where that is not allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
+
+
+def test_a_folder_without_permission_is_said_before_anything_runs(tiny: Path, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere; the test with a file system that is read-only stands for this one")
+    (tmp_path / "closed").mkdir(mode=0o555)
+    with pytest.raises(ResultsError, match=r"cannot write .*closed/t: Permission denied"):
+        sweep(spec(tiny), out=tmp_path / "closed")
+
+
+def test_a_read_only_file_system_is_said_before_anything_runs(tiny: Path, tmp_path: Path) -> None:
+    mounted(tmp_path / "disk", "ro,size=64k")
+    try:
+        with pytest.raises(ResultsError, match=r"cannot write .*disk/t: Read-only file system"):
+            sweep(spec(tiny), out=tmp_path / "disk")
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+def test_a_worker_without_memory_is_told_and_the_others_go_on(tiny: Path, tmp_path: Path) -> None:
+    """The workers may take 1.2 GB of addresses, and a pool of ten million blocks is more."""
+    given = spec(tiny, axes={"grid": {"engine.num_gpu_blocks": [60, 10_000_000, 61]}}, seeds=1)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1_200_000_000, 1_200_000_000)); "
+    assert start(given, tmp_path, limit).wait(timeout=60) == 0
+    frame = load(tmp_path / "t")
+    assert list(frame["status"]) == ["ok", "memory_limit", "ok"]
+    assert frame["error"][1] == "the worker could not get more memory"
+    ran = num_ran(tmp_path / "t")
+    assert start(given, tmp_path, limit).wait(timeout=60) == 0
+    assert num_ran(tmp_path / "t") == ran + 1  # no limit of the sweep's: there may be more memory by now
+
+
+def test_a_worker_without_room_for_its_files_is_told_and_tried_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(tmp_path / "disk", "size=4k")
+    given = spec(tiny, axes={}, seeds=1, steps=True)
+    try:
+        with monkeypatch.context() as small:
+            small.setenv("TMPDIR", str(tmp_path / "disk"))
+            frame = sweep(given, out=tmp_path / "out", jobs=1).table()
+        assert list(frame["status"]) == ["crashed"]
+        assert "No space left on device" in frame["error"][0]
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+    assert list(sweep(given, out=tmp_path / "out", jobs=1).table()["status"]) == ["ok"]
+
+
 def test_a_full_disk_stops_the_sweep_and_loses_nothing(tiny: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    mounted(disk, "size=64k")
     given = spec(tiny, axes={"grid": {RATE: [10, 20, 30, 40]}})
     try:
-        with pytest.raises(SweepStopped, match=r"No space left on device\n.* of 8 runs are in .*the same command"):
+        with pytest.raises(
+            SweepStopped, match=r"No space left on device\nwhat had ended is kept \([1-7] of 8 runs\); once .*"
+        ):
             sweep(given, out=disk, jobs=1)
         kept = len(load(disk / "t"))
         assert 0 < kept < 8
@@ -310,11 +365,18 @@ def test_a_full_disk_stops_the_sweep_and_loses_nothing(tiny: Path, tmp_path: Pat
 # Kills
 
 
-def start(given: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
+def start(given: dict[str, Any], out: Path, before: str = "") -> subprocess.Popen[bytes]:
     """A sweep in a process of its own, from a script that guards nothing."""
-    code = f"import json, sim; sim.sweep(json.loads({json.dumps(given)!r}), out={str(out)!r}, jobs=2)"
+    code = f"{before}import json, sim; sim.sweep(json.loads({json.dumps(given)!r}), out={str(out)!r}, jobs=2)"
     environment = {**os.environ, "PYTHONPATH": str(Path(sim.__file__).parent.parent)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def children(pid: int) -> list[int]:
@@ -329,34 +391,45 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers through /proc")
-def test_kills_at_random_moments_change_nothing(tiny: Path, tmp_path: Path) -> None:
-    given = spec(tiny, axes={"grid": {K: [0, 1, 3], RATE: [10, 20, 30]}}, set={"workload.synthetic.num_requests": 100})
+def test_kills_at_ten_random_moments_change_nothing(tiny: Path, tmp_path: Path) -> None:
+    """Five times a worker, five times the parent, after which the same command is given again."""
+    given = spec(
+        tiny,
+        axes={"grid": {K: [0, 1, 2, 3], RATE: [8, 10, 15, 20, 30]}},
+        set={"workload.synthetic.num_requests": 150},
+        seeds=3,
+    )
     undisturbed = sweep(given, out=tmp_path / "undisturbed", jobs=2).folder
     random_numbers = random.Random(7)
+    victims = ["worker", "parent"] * 5
+    random_numbers.shuffle(victims)  # with this seed no worker is killed three times running, which a row may tell
     out = tmp_path / "killed"
-    for kill_the_parent in (True, False, True, False):
-        parent = start(given, out)
-        try:
-            waited = time.monotonic() + random_numbers.uniform(1.0, 3.0)
-            while time.monotonic() < waited and parent.poll() is None:
-                time.sleep(0.01)
+    times = out / "t" / "times.csv"
+
+    def num_ended() -> int:
+        return times.read_text().count("\n") if times.exists() else 0
+
+    parent = start(given, out)
+    for victim in victims:
+        # Up to two more runs end first, and then up to a third of a second: often while workers or the parent start.
+        enough = num_ended() + random_numbers.randint(0, 2)
+        wait_for(lambda: num_ended() >= enough)  # noqa: B023
+        time.sleep(random_numbers.uniform(0, 0.3))
+        if victim == "worker":
+            wait_for(lambda: bool(children(parent.pid)))  # noqa: B023
+            os.kill(random_numbers.choice(children(parent.pid)), signal.SIGKILL)
+        else:
             workers = children(parent.pid)
-            if kill_the_parent:
-                parent.kill()
-            elif workers:
-                os.kill(random_numbers.choice(workers), signal.SIGKILL)
-                time.sleep(0.3)
-        finally:
             parent.kill()
-            parent.wait()
-        ended = time.monotonic() + 10
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):  # they end with their parent
-            assert time.monotonic() < ended
-            time.sleep(0.01)
-    last = start(given, out)
-    assert last.wait(timeout=60) == 0
+            assert parent.wait() == -signal.SIGKILL  # it had not ended before
+            wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # noqa: B023
+            for file in (out / "t" / "points").glob("*.parquet"):
+                pq.read_table(file)  # whole at every moment
+            parent = start(given, out)
+    assert parent.wait(timeout=120) == 0
     assert dataset(out / "t") == dataset(undisturbed)
-    assert num_ran(out / "t") <= 18 + 4 * 2  # a kill loses what was running, and nothing that had ended
+    assert set(load(out / "t")["status"]) == {"ok"}
+    assert num_ran(out / "t") <= 60 + 5 * 2  # a killed parent loses what was running, and nothing that had ended
 
 
 def test_two_sweeps_do_not_write_the_same_folder(tiny: Path, tmp_path: Path) -> None:
@@ -430,6 +503,67 @@ def test_the_same_rows_on_a_ray_cluster(tiny: Path, tmp_path: Path) -> None:
     given = spec(tiny, limits={"memory_mb": 4000})
     on_ray = sweep(given, out=tmp_path / "ray", backend="ray", jobs=2).folder
     assert dataset(on_ray) == dataset(sweep(given, out=tmp_path / "local", jobs=2).folder)
+
+
+class RayCluster:
+    """A head that somebody else has started, with a token of its own."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        (folder / "home").mkdir(exist_ok=True)
+        self.environment = {
+            **os.environ,
+            "HOME": str(folder / "home"),
+            "PYTHONPATH": str(Path(sim.__file__).parent.parent),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "of-this-test-alone-0123456789abcdef",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self.address = f"127.0.0.1:{port}"
+        self._files = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # its sockets need a short path
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=2"]
+        command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={self._files}"]
+        subprocess.run(command, env=self.environment, capture_output=True, check=True, timeout=120)
+
+    def kill(self) -> None:
+        """All of its processes at once; they name the folder of its files."""
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if self._files.encode() in line.read_bytes():
+                    os.kill(int(line.parent.name), signal.SIGKILL)
+            except (OSError, ValueError):
+                continue
+        shutil.rmtree(self._files, ignore_errors=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the cluster's processes through /proc")
+def test_a_running_ray_cluster_gives_the_same_rows_and_may_go_away(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = spec(tiny, axes={"grid": {RATE: [10, 15, 20, 30]}}, set={"workload.synthetic.num_requests": 1000})
+    (tmp_path / "t.yaml").write_text(json.dumps(given))
+    cluster = RayCluster(tmp_path, port)
+    command = [sys.executable, "-m", "sim", "sweep", "t.yaml", "--out", "ray", "--backend", "ray"]
+    command += ["--address", cluster.address]
+    try:
+        stopped = subprocess.Popen(command, env=cluster.environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        wait_for(lambda: (tmp_path / "ray" / "t" / "times.csv").exists())
+        cluster.kill()
+        _, said = stopped.communicate(timeout=60)  # Ray itself would end it after a minute, with a message of its own
+        assert stopped.returncode == 1
+        assert "speckv: the Ray cluster is gone: " in said
+        assert "speckv: what had ended is kept (" in said
+        assert len(load(tmp_path / "ray" / "t")) >= 1
+        without = {key: value for key, value in cluster.environment.items() if key != "RAY_AUTH_MODE"}
+        refused = subprocess.run(command, env=without, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert refused.returncode == 1
+        assert f"cannot use the Ray cluster at {cluster.address}: nothing answers there" in refused.stderr
+        cluster = RayCluster(tmp_path, port)
+        subprocess.run(command, env=cluster.environment, cwd=tmp_path, check=True, timeout=120)
+    finally:
+        cluster.kill()
+    assert dataset(tmp_path / "ray" / "t") == dataset(sweep(given, out=tmp_path / "local", jobs=2).folder)
 
 
 # The command

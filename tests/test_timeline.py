@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from bisect import bisect_right
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.block_map import BlockMap, Looker, block_map, draw_block_map
-from sim.build import build
+from sim.build import Simulation, build
 from sim.cli import app
-from sim.records import Batch
+from sim.records import Batch, Interruption, Returned
 from sim.run import simulate
 from sim.scenario import load_scenario
 from sim.timeline import ENGINE, POOL, REQUESTS, write_timeline
@@ -123,29 +124,98 @@ def test_a_zipped_one_is_the_same_and_the_same_again(tiny: Path, events: list[di
     assert sorted(path.name for path in Path().glob("run*")) == ["run.json", "run.json.gz"]
 
 
-def test_the_map_is_the_ledgers(tiny: Path) -> None:
-    """After every schedule as many blocks are drawn free and cached as the ledger has, and as much garbage."""
-    simulation = build(load_scenario("tiny.yaml"))
-    looker = Looker(simulation, np.asarray([], dtype=np.int64))
-    simulation.add_observer(looker)
-    seen = 0
+class SlotBySlot:
+    """The map by its definition: after every record each block is drawn anew, slot by slot (docs/ledger.md)."""
 
-    class Checker:
-        def scheduled(self, now: int, batch: Batch) -> None:
-            nonlocal seen
-            ledger = simulation.ledger
-            counts = np.bincount(looker._classes[1:], minlength=8)
-            assert counts[6] == ledger.cached_blocks
-            assert counts[7] == ledger.num_blocks - 1 - ledger.held_blocks - ledger.cached_blocks
-            assert looker._garbage.sum() == ledger.content_garbage
-            seen += 1
+    NAMES = ("in flight", "placeholder", "committed", "garbage", "lookahead", "slack", "cached", "free")
+    MORE_CERTAIN = ("committed", "in flight", "placeholder", "garbage", "lookahead", "slack")
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.ledger = simulation.ledger
+        self.tables: dict[int, list[int]] = {}
+        self.seen: list[tuple[int, list[int], list[int]]] = []
+        """After each record: its time, and each block's class and garbage."""
+
+    def scheduled(self, now: int, batch: Batch) -> None:
+        for request in (*batch.requests, *batch.preempted):
+            self.tables[request.index] = list(request.block_table)
+        self.draw(now)
+
+    def step_ended(self, now: int, batch: Batch) -> None:
+        self.draw(now)
+
+    def updated(self, now: int, returned: Returned) -> None:
+        for request in returned.batch.requests:
+            self.tables[request.index] = list(request.block_table)
+        self.draw(now)
+
+    def interrupted(self, now: int, interruption: Interruption) -> None:
+        self.draw(now)
+
+    def draw(self, now: int) -> None:
+        ledger, size = self.ledger, self.ledger.block_size
+        blocks = range(1, ledger.num_blocks)
+        names = ["committed" if ledger.refs[b] else "cached" if ledger.hashed[b] else "free" for b in blocks]
+        garbage = [0] * len(names)
+        for index, account in ledger.accounts.items():
+            certain = account.computed - account.in_flight
+            rows = certain + account.in_flight - account.drafts
+
+            def kind(slot: int) -> str:
+                if slot < certain:  # noqa: B023
+                    return "committed"
+                if slot < rows:  # noqa: B023
+                    return "in flight"
+                if slot < account.computed:  # noqa: B023
+                    return "placeholder"
+                if slot < account.written:  # noqa: B023
+                    return "garbage"
+                return "lookahead" if slot < account.reserved else "slack"  # noqa: B023
+
+            for number, block in enumerate(self.tables[index]):
+                slots = [kind(slot) for slot in range(number * size, number * size + size)]
+                most = max(self.MORE_CERTAIN, key=slots.count)  # the first of equal ones
+                if most != "committed":
+                    names[block - 1] = most
+                written = range(max(number * size, account.content_valid), number * size + size)
+                garbage[block - 1] = max(garbage[block - 1], sum(slot < account.content_written for slot in written))
+        self.seen.append((now, [self.NAMES.index(name) for name in names], garbage))
+
+
+@pytest.mark.parametrize("more", [[], ["engine.policies.reservation=worst_case"], ["engine.policies.undo=rewind"]])
+def test_the_map_is_what_every_record_leaves(tiny: Path, more: list[str]) -> None:
+    """At each instant the classes and the garbage that the last record before it left; sums are the ledger's own."""
+    scenario = load_scenario("tiny.yaml", more)
+    simulation = build(scenario)
+    naive = SlotBySlot(simulation)
+    simulation.add_observer(naive)
+    simulation.run()
+    instants = np.arange(1, simulation.now, simulation.now // 400)
+    assert len({names for _, seen, _ in naive.seen for names in seen}) >= 5
+    simulation = build(scenario)
+    looker = Looker(simulation, instants)
+    simulation.add_observer(looker, before_ledger=True)
+
+    class Sums:
+        """Told before the ledger, and before the map."""
 
         def step_ended(self, now: int, batch: Batch) -> None:
-            assert looker._garbage.sum() == simulation.ledger.content_garbage
+            ledger = simulation.ledger
+            classes, garbage = looker.drawn()
+            counts = np.bincount(classes[1:], minlength=8)
+            assert counts[6] == ledger.cached_blocks
+            assert counts[7] == ledger.num_blocks - 1 - ledger.held_blocks - ledger.cached_blocks
+            assert garbage.sum() == ledger.content_garbage
 
-    simulation.add_observer(Checker())
+    simulation.add_observer(Sums(), before_ledger=True)
     simulation.run()
-    assert seen > 100
+    assert looker.done
+    times = [now for now, _, _ in naive.seen]
+    for column, instant in enumerate(instants):
+        number = bisect_right(times, instant) - 1  # a record at the instant itself counts
+        if number >= 0:
+            assert looker.classes[:, column].tolist() == naive.seen[number][1], instant
+            assert looker.garbage[:, column].tolist() == naive.seen[number][2], instant
 
 
 def test_a_map_of_a_stretch(tiny: Path) -> None:
@@ -164,13 +234,15 @@ def test_many_blocks_share_rows(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     simulation = build(load_scenario(tmp_path / "tiny.yaml", ["engine.num_gpu_blocks=1101"]))
     looker = Looker(simulation, np.asarray([5], dtype=np.int64))
-    looker._classes[1:7] = [2, 2, 7, 1, 6, 6]
-    looker._garbage[1:7] = [3, 0, 0, 1, 1, 1]
-    looker._look(10)
+    classes, garbage = looker.drawn()
+    assert set(classes) == {7}
+    classes[1:7] = [2, 2, 7, 1, 6, 6]
+    garbage[1:7] = [3, 0, 0, 1, 1, 1]
+    kinds, means = looker._in_rows(classes, garbage)
     assert looker.blocks_per_row == 3
-    assert looker.classes.shape == (367, 1)
-    assert looker.classes[:3, 0].tolist() == [2, 6, 7]
-    assert looker.garbage[:3, 0].tolist() == [1, 1, 0]
+    assert kinds.shape == looker.classes[:, 0].shape == (367,)
+    assert kinds[:3].tolist() == [2, 6, 7]
+    assert means[:3].tolist() == [1, 1, 0]
 
 
 def test_the_pictures_and_the_commands(tiny: Path) -> None:

@@ -1,7 +1,7 @@
 """The wheel holds what it should and works where the repository is not.
 
-Builds it from a copy of the tree, installs it into a new venv in a temporary folder, and runs the command there. Knows
-the packaging; must not know what a run prints.
+Builds it from a copy of the tree, once with the core compiled and once without, installs it into a new venv in a
+temporary folder, and runs the command there. Knows the packaging; must not know what a run prints.
 """
 
 import os
@@ -9,16 +9,21 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Callable
 from configparser import ConfigParser
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("gpu_backend", "sim", "workloads")
-NOT_COPIED = shutil.ignore_patterns(".*", "results", "build", "dist", "*.egg-info", "__pycache__")
+SUFFIX = EXTENSION_SUFFIXES[0]
+NOT_COPIED = shutil.ignore_patterns(
+    ".*", "results", "build", "dist", "*.egg-info", "__pycache__", f"*{SUFFIX}", f"*{SUFFIX}.txt"
+)
 
 # One worker builds the wheel for all of these.
 pytestmark = pytest.mark.xdist_group("wheel")
@@ -26,24 +31,42 @@ pytestmark = pytest.mark.xdist_group("wheel")
 Command = Callable[..., str]
 
 
-def outside(*command: str | Path, cwd: Path) -> str:
-    """What a command prints in `cwd`, with an environment that names neither the repository nor its venv."""
-    hidden = ("PYTHON", "COV", "VIRTUAL_ENV")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+def outside(*command: str | Path, cwd: Path, **variables: str) -> str:
+    """What a command prints in `cwd`, with an environment that names neither the repository, its venv nor a core."""
+    hidden = ("PYTHON", "COV", "VIRTUAL_ENV", "SPECKV_CORE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | variables
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy so that no leftover of an earlier build gets into it."""
-    folder = tmp_path_factory.mktemp("wheel")
+def build(folder: Path, **variables: str) -> Path:
+    """The wheel, built in `folder` from a copy so that no leftover of an earlier build gets into it."""
     shutil.copytree(REPOSITORY, folder / "source", ignore=NOT_COPIED)
-    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
-    outside(*build, "--outdir", folder, folder / "source", cwd=folder)
+    command = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
+    outside(*command, "--outdir", folder, folder / "source", cwd=folder, **variables)
     (built,) = folder.glob("*.whl")
     return built
+
+
+def content(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+@pytest.fixture(scope="module", params=["compiled", "plain"])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel with the core compiled, and the one that comes about where there is no compiler that works."""
+    built = build(tmp_path_factory.mktemp("wheel"), **({} if request.param == "compiled" else {"CC": "/bin/false"}))
+    if request.param == "compiled" and is_pure(built):
+        pytest.skip("nothing was compiled: there is no C compiler here, or no mypy")
+    assert is_pure(built) == (request.param == "plain")
+    return built
+
+
+def is_pure(wheel: Path) -> bool:
+    """By its name, which says where it can be installed."""
+    return wheel.name.endswith("-py3-none-any.whl")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +94,31 @@ def test_the_wheel_holds_the_packages_and_the_scenarios_and_nothing_else(wheel: 
     assert Path("scenarios/quickstart.yaml") in scenarios
     page = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "sim" / "report").iterdir() if path.is_file()}
     assert {path.suffix for path in page} == {".py", ".css", ".js", ".txt"}
-    with zipfile.ZipFile(wheel) as archive:
-        content = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert content == {path.as_posix() for path in modules | scenarios | page}
+    assert content(wheel) == {path.as_posix() for path in modules | scenarios | page} | compiled(wheel)
+
+
+def compiled(wheel: Path) -> set[str]:
+    """What the list in pyproject.toml makes of the core: a library, its record, and a way in for each module."""
+    if is_pure(wheel):
+        return set()
+    patterns = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["speckv"]["compiled"]
+    modules = [path for pattern in patterns for path in REPOSITORY.glob(pattern) if path.name != "__init__.py"]
+    assert {path.name for path in modules} >= {"scheduler.py", "engine.py", "ledger.py"}
+    ways_in = {path.relative_to(REPOSITORY).with_suffix(SUFFIX).as_posix() for path in modules}
+    return ways_in | {f"sim/_core__mypyc{SUFFIX}", f"sim/_core__mypyc{SUFFIX}.txt"}
+
+
+def test_the_core_is_left_out_on_request(tmp_path: Path) -> None:
+    built = build(tmp_path, SPECKV_CORE="plain")
+    assert is_pure(built)
+    assert not [name for name in content(built) if SUFFIX in name]
+
+
+def test_the_command_says_which_core_runs(wheel: Path, installed: Command) -> None:
+    core = "plain (none was compiled for this Python)" if is_pure(wheel) else "compiled"
+    assert installed("speckv", "version").splitlines()[1] == f"core: {core}"
+    show = "import sim.core.scheduler as module; print(module.__file__)"
+    assert installed("python", "-c", show).strip().endswith(".py" if is_pure(wheel) else SUFFIX)
 
 
 def test_the_wheel_is_speckv_with_one_command(wheel: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -18,13 +19,17 @@ from numpy.typing import NDArray
 
 _LARGEST_UNIFORM = 1.0 - 2.0**-53
 _LARGEST_LENGTH = 2**31 - 1
+_inverse = NormalDist().inv_cdf
 
 
 def _ndtri(u: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """The inverse of the normal distribution. SciPy takes a tenth of a second to import, and traces do without."""
-    from scipy.special import ndtri
+    """The inverse of the normal distribution at uniforms in [0, 1), in the shape of `u`.
 
-    return np.asarray(ndtri(u), dtype=np.float64)
+    Python's own (Wichura's AS 241) and not SciPy's, which takes a seventh of a second to import. The two differ by a
+    few units in the last place of a double.
+    """
+    flat = [_inverse(one) if one > 0.0 else -math.inf for one in np.ravel(u).tolist()]
+    return np.asarray(flat, dtype=np.float64).reshape(np.shape(u))
 
 
 class Lengths(Protocol):

@@ -14,6 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from sim.commands.paths import given_path
+
 _FAILED, _BAD_INPUT = 1, 2
 
 _Result = Annotated[
@@ -48,7 +50,10 @@ def explain(
 def timeline(
     result: _Result,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where it goes; gzipped if it ends in .gz.")
+        Path,
+        typer.Option(
+            "--output", "-o", parser=given_path, metavar="FILE", help="Where it goes; gzipped if it ends in .gz."
+        ),
     ],
 ) -> None:
     """Write a run as a trace that ui.perfetto.dev and chrome://tracing open.
@@ -64,7 +69,9 @@ def timeline(
 
 def blockmap(
     result: _Result,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the picture goes: a .png.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", parser=given_path, metavar="FILE", help="Where the picture goes: a .png.")
+    ],
     from_s: Annotated[float | None, typer.Option("--from", metavar="S", help="From this simulated second.")] = None,
     to_s: Annotated[float | None, typer.Option("--to", metavar="S", help="To this simulated second.")] = None,
 ) -> None:

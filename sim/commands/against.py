@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    from sim.against import Comparison, Interval
+    from sim.against import Comparison
+    from sim.paired import Interval
 
 _FAILED, _BAD_INPUT = 1, 2
 _ROUNDING: Final = 1e-9
@@ -143,7 +145,7 @@ def _settled(found: Interval, figures: tuple[float, float]) -> Interval:
         return 0.0 if abs(value) <= least else value
 
     low, high = (None if end is None else kept(end) for end in (found.low, found.high))
-    return found._replace(mean=kept(found.mean), low=low, high=high)
+    return replace(found, mean=kept(found.mean), low=low, high=high)
 
 
 def _number(value: float) -> str:

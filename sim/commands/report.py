@@ -13,6 +13,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from sim.commands.paths import given_path
+
 __all__ = ["report"]
 
 _FAILED, _BAD_INPUT = 1, 2
@@ -22,7 +24,9 @@ def report(
     result: Annotated[
         Path, typer.Argument(metavar="RESULT|SWEEP", help="A folder that `speckv run` or `speckv sweep` has written.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes: an .html.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", parser=given_path, metavar="FILE", help="Where the page goes: an .html.")
+    ],
     question: Annotated[
         str | None,
         typer.Option("--question", metavar="TEXT", help="What it answers; by default made from the settings."),
@@ -39,11 +43,13 @@ def report(
     from sim.results import ResultsError
 
     try:
-        write_report(result, output, question=question, blocks=not no_blocks, watch=_clock())
+        without = write_report(result, output, question=question, blocks=not no_blocks, watch=_clock())
     except ResultsError as error:
         _fail(str(error), _BAD_INPUT)
     except OSError as error:
         _fail(f"cannot write {output}: {error.strerror or error}", _FAILED)
+    for said in without:
+        print(f"speckv: {said}", file=sys.stderr)
     print(output)
 
 

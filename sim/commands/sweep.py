@@ -10,10 +10,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, cast
 
 import typer
+
+from sim.commands.paths import given_path
 
 if TYPE_CHECKING:
     from sim.sweep import SweepProgress, SweepResult
@@ -21,16 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["sweep"]
 
 _STOPPED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
-_REDRAW_S: Final = 0.2
 
 
 def sweep(
     sweep: Annotated[
         str, typer.Argument(metavar="SWEEP", help="A YAML file, or the name of a sweep that comes with speckv.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the dataset goes: DIR/<name>/.")] = Path(
-        "results/sweeps"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", parser=given_path, metavar="DIR", help="Where the dataset goes: DIR/<name>/.")
+    ] = Path("results/sweeps"),
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, metavar="N", help="Workers; by default one a core.")
     ] = None,
@@ -49,6 +49,7 @@ def sweep(
     from sim.results import ResultsError
     from sim.sweep import SweepError, SweepStopped
     from sim.sweep import sweep as run_sweep
+    from sim.terminal import Line
 
     if backend not in ("local", "ray"):
         _fail(f"--backend {backend}: allowed: local, ray", _BAD_INPUT)
@@ -57,8 +58,12 @@ def sweep(
     where = cast(Literal["local", "ray"], backend)
     began = time.monotonic()
     try:
-        with _Bar(shown=not quiet and not as_json) as bar:
-            result = run_sweep(sweep, out=out, jobs=jobs, backend=where, address=address, watch=bar)
+        with Line("sweeping", shown=not quiet and not as_json) as line:
+
+            def watch(progress: SweepProgress) -> None:
+                line.show(progress.done, progress.total, lambda: facts(progress))
+
+            result = run_sweep(sweep, out=out, jobs=jobs, backend=where, address=address, watch=watch)
     except SweepError as error:
         _fail(str(error), _BAD_INPUT)
     except ResultsError as error:
@@ -88,47 +93,6 @@ def _show(result: SweepResult, seconds: float) -> None:
             print(f"  and {len(failed) - 5} more; the rows say why")
     print(f"dataset  {result.folder}")
     print(f'read it  sim.sweep.load("{result.folder}")')
-
-
-class _Bar:
-    """Runs done, failed, running and time left, on standard error, if somebody can see it."""
-
-    def __init__(self, shown: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskID, TextColumn
-
-        self._shown = shown and sys.stderr.isatty()
-        self._drawn = 0.0
-        self._task: TaskID | None = None
-        self._bar = Progress(
-            TextColumn("sweeping"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[facts]}"),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-        )
-
-    def __call__(self, progress: SweepProgress) -> None:
-        """Show how far the sweep is."""
-        now = time.monotonic()
-        if not self._shown or now - self._drawn < _REDRAW_S:
-            return
-        self._drawn = now
-        if self._task is None:
-            self._bar.start()
-            self._task = self._bar.add_task("", total=progress.total, facts="")
-        self._bar.update(self._task, completed=progress.done, facts=facts(progress))
-        self._bar.refresh()
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._bar.stop()
 
 
 def facts(progress: SweepProgress) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from sim.commands.paths import given_path
+
 if TYPE_CHECKING:
     from sim.validation import Validation
 
@@ -27,7 +29,10 @@ def validate(
     ],
     more: Annotated[list[str] | None, typer.Argument(metavar="[SOURCE...]", help="Further sources.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write the errors as JSON, and a picture.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", parser=given_path, metavar="FOLDER", help="Write the errors as JSON, and a picture."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the scenario.")

@@ -42,32 +42,35 @@ _QUERY_TILE: Final = 128
 """Query rows, those of all query heads of a KV head packed, that fa3 and flashinfer take through the KV at once."""
 
 
+_SUMS: Final = (
+    "decode_kv_tokens",
+    "decode_qk_pairs",
+    "decode_reqs",
+    "decode_tokens",
+    "draft_context_pairs",
+    "draft_context_tokens",
+    "max_decode_kv_tokens",
+    "max_prefill_kv_tokens",
+    "moved_rows",
+    "num_draft_reqs",
+    "num_prefills",
+    "num_reqs",
+    "num_sampled_tokens",
+    "num_spec_tokens",
+    "num_tokens",
+    "prefill_kv_tokens",
+    "prefill_qk_pairs",
+    "prefill_tokens",
+)
+
+
 class StepShape:
     """What one step does, in sums over its frames. Filled by the engine; `clear` makes it ready for the next step.
 
     A frame with a chunk of prefill counts under `prefill_*`; one that decodes or verifies under `decode_*`.
     """
 
-    __slots__ = (
-        "decode_kv_tokens",
-        "decode_qk_pairs",
-        "decode_reqs",
-        "decode_tokens",
-        "draft_context_pairs",
-        "draft_context_tokens",
-        "max_decode_kv_tokens",
-        "max_prefill_kv_tokens",
-        "moved_rows",
-        "num_draft_reqs",
-        "num_prefills",
-        "num_reqs",
-        "num_sampled_tokens",
-        "num_spec_tokens",
-        "num_tokens",
-        "prefill_kv_tokens",
-        "prefill_qk_pairs",
-        "prefill_tokens",
-    )
+    __slots__ = _SUMS
 
     def __init__(self) -> None:
         self.num_reqs = 0
@@ -141,7 +144,7 @@ class StepShape:
             self.max_prefill_kv_tokens = history + rows
 
     def __repr__(self) -> str:
-        return f"StepShape({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
+        return f"StepShape({', '.join(f'{name}={getattr(self, name)}' for name in _SUMS)})"
 
 
 class StepCost(NamedTuple):

@@ -36,14 +36,16 @@ def write_report(
     question: str | None = None,
     blocks: bool = True,
     watch: Callable[[int], None] | None = None,
-) -> None:
+) -> list[str]:
     """Write the page of a folder that `speckv run` or `speckv sweep` has made. Arguments as of `report_page`.
+
+    Returns what the page had to go without, and why.
 
     Raises:
         ResultsError: it is neither, or cannot be read.
         OSError: the page cannot be written.
     """
-    content = report_page(folder, question=question, blocks=blocks, watch=watch)
+    content, without = _page(Path(folder), question, blocks, watch)
     output = Path(output)
     partial = output.with_name(f"{output.name}.partial")
     try:
@@ -52,6 +54,7 @@ def write_report(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    return without
 
 
 def report_page(
@@ -67,29 +70,40 @@ def report_page(
     again for its map of blocks and the times of preemptions, which takes about as long as the run; `watch` is told the
     simulated ns meanwhile. Raises ResultsError if the folder is that of neither a run nor a sweep, or is damaged.
     """
-    folder = Path(folder)
+    return _page(Path(folder), question, blocks, watch)[0]
+
+
+def _page(
+    folder: Path, question: str | None, blocks: bool, watch: Callable[[int], None] | None
+) -> tuple[str, list[str]]:
+    """The page, and what it had to go without."""
     manifest = results.read_json(folder / results.MANIFEST)
     try:
         if "num_points" in manifest:
             return _sweep_page(folder, manifest, question)
         if "scenario_digest" in manifest:
             return _run_page(folder, manifest, question, blocks, watch)
-    except (KeyError, TypeError) as error:
-        raise ResultsError(f"{folder}: its manifest or summary has not what a report needs: {error!r}") from error
+    except KeyError as error:
+        raise ResultsError(
+            f"{folder}: {results.MANIFEST} or {results.SUMMARY} is damaged: it has no {error}, which a report needs"
+        ) from error
+    except TypeError as error:
+        raise ResultsError(f"{folder}: {results.MANIFEST} or {results.SUMMARY} is damaged: {error}") from error
     raise ResultsError(f"{folder / results.MANIFEST} is neither that of a run nor that of a sweep")
 
 
 def _run_page(
     folder: Path, manifest: Mapping[str, Any], question: str | None, blocks: bool, watch: Callable[[int], None] | None
-) -> str:
+) -> tuple[str, list[str]]:
     from sim.report import run_data
 
     summary = results.read_json(folder / results.SUMMARY)
     scenario = manifest["scenario"]
     steps, no_steps = run_data.over_time(folder)
     requests, no_requests = run_data.request_rows(folder)
-    again, not_again = run_data.again(folder, watch) if blocks else (None, "The map of blocks was left out.")
-    notes = [note for note in (no_steps, no_requests, not_again) if note is not None]
+    again, not_again = run_data.again(folder, watch) if blocks else (None, None)
+    without = [note for note in (no_steps, no_requests, not_again) if note is not None]
+    notes = without + ([] if blocks else ["The map of blocks was left out."])
     sections = [
         Section("question", "Question", _opening(manifest, question or words.run_question(scenario)), "The question"),
         Section("short", "In short", _cards(summary) + bullets(words.findings(summary)) + _notes(notes)),
@@ -119,10 +133,10 @@ def _run_page(
     }
     title = f"{manifest['name']}: a run of speckv"
     subtitle = f"{manifest['id']} · {manifest['preset']} · seed {manifest['seed']}"
-    return page(title, subtitle, sections, data, _foot(manifest["versions"]["speckv"], manifest))
+    return page(title, subtitle, sections, data, _foot(manifest["versions"]["speckv"], manifest)), without
 
 
-def _sweep_page(folder: Path, manifest: Mapping[str, Any], question: str | None) -> str:
+def _sweep_page(folder: Path, manifest: Mapping[str, Any], question: str | None) -> tuple[str, list[str]]:
     from sim.report import sweep_data
 
     rows, note = sweep_data.sweep_rows(folder, manifest)
@@ -163,7 +177,7 @@ def _sweep_page(folder: Path, manifest: Mapping[str, Any], question: str | None)
     title = f"{manifest['name']}: a sweep of speckv"
     seeds = "1 seed" if len(manifest["seeds"]) == 1 else f"{len(manifest['seeds'])} seeds"
     subtitle = f"{manifest['num_points']:,} points · {seeds} · {_file(manifest['scenario_file'])}"
-    return page(title, subtitle, sections, data, _foot(manifest["speckv"], manifest))
+    return page(title, subtitle, sections, data, _foot(manifest["speckv"], manifest)), [] if note is None else [note]
 
 
 def _opening(manifest: Mapping[str, Any], question: str) -> str:
@@ -207,7 +221,7 @@ def _over_time() -> str:
         + picture(
             "speculative",
             "Drafts, lookahead and rounding, enlarged.",
-            "The line is what rejected drafts leave in device memory.",
+            "The line is no part of the stack: what rejected drafts leave in device memory, the other account.",
         )
         + picture("queues", "Running and waiting.", "Requests in the running list and in the waiting queue.")
         + picture("tokens", "Tokens a step.", "Prefill, one certain token a decoding frame, and drafts by their fate.")

@@ -357,7 +357,7 @@
       "speculative",
       steps.edges_s,
       data.classes.filter((one) => thin.includes(one.key)).map(layer),
-      [{ label: "garbage in memory", colour: "#000000", values: share(states.content_garbage) }],
+      [{ label: "the other account: garbage in memory", colour: "#000000", values: share(states.content_garbage) }],
       { unit: "share of the pool (%)", format: inPercent },
     );
     timePicture(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sim.build import Simulation
     from sim.core.request import Request
 
+_DAMAGED: Final = (ResultsError, ValueError, KeyError, OSError)
+"""What reading a table raises that is missing, cut short (pyarrow's are ValueErrors or OSErrors), or another's."""
 _MAP_COLUMNS: Final = COLUMNS // 2
 _STATUSES: Final = ("finished", "aborted", "unfinished")
 _COUNTS: Final = (
@@ -52,8 +54,8 @@ def over_time(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
     """The account of reservations, queues and tokens a step in bins over time, or why there are none."""
     try:
         thinned = thin(folder)
-    except (ResultsError, ValueError) as error:
-        return None, f"No pictures over time: {error}."
+    except _DAMAGED as error:
+        return None, f"No pictures over time: {_why(folder, 'steps', error)}."
     states = {name: [short(value) for value in values.tolist()] for name, values in thinned.states.items()}
     tokens = {name: [short(value) for value in values.tolist()] for name, values in thinned.tokens.items()}
     return {
@@ -69,9 +71,12 @@ def request_rows(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
     """The table of requests by number, packed, or why there is none. Times are whole µs, those of a request's life
     from its arrival on."""
     try:
-        frame = results.read_table(folder, "requests").sort_values("request", kind="stable")
-    except ResultsError as error:
-        return None, f"No requests to look at: {error}."
+        return _packed_requests(results.read_table(folder, "requests").sort_values("request", kind="stable")), None
+    except _DAMAGED as error:
+        return None, f"No requests to look at, and no latencies: {_why(folder, 'requests', error)}."
+
+
+def _packed_requests(frame: pd.DataFrame) -> dict[str, Any]:
     ids = frame["id"].astype(str).tolist()
     usual = all(name == f"r{index}" for name, index in zip(ids, frame["request"], strict=True))
     columns: dict[str, Any] = {
@@ -84,7 +89,15 @@ def request_rows(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
         columns[f"{name}_us"] = numbers(_since_arrival(frame, f"{name}_ns"))
     columns |= {name: numbers(frame[name]) for name in _COUNTS}
     columns |= {name: numbers(frame[name], 5) for name in _MEASURES}
-    return {"num_rows": len(frame), "statuses": _STATUSES, "columns": columns}, None
+    return {"num_rows": len(frame), "statuses": _STATUSES, "columns": columns}
+
+
+def _why(folder: Path, table: results.Table, error: Exception) -> str:
+    """What is wrong with a table, which a run that is made again has whole."""
+    if isinstance(error, ResultsError):
+        return str(error)
+    what = f"it has no column {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+    return f"{results.table_file(folder, table)} is damaged ({what}); speckv run --force makes it again"
 
 
 def again(folder: Path, watch: Callable[[int], None] | None = None) -> tuple[dict[str, Any] | None, str | None]:
@@ -101,7 +114,7 @@ def again(folder: Path, watch: Callable[[int], None] | None = None) -> tuple[dic
             found.append(_Watcher(simulation, np.floor(times * 1e9).astype(np.int64)))
             return found[0]
 
-        repeat(scenario, observe, watch=watch)
+        repeat(scenario, observe, watch=watch, before_ledger=True)
     except (CannotRepeat, ResultsError) as error:
         return None, f"No map of blocks, and no times of preemptions, since the run cannot be made again: {error}"
     watcher = found[0]

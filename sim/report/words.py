@@ -156,7 +156,8 @@ def _room(summary: Mapping[str, Any]) -> str:
     return (
         f"Of the pool's room, over time, drafts in flight took {slots['placeholder'] / whole:.2%} "
         f"({slots['placeholder_rejected'] / whole:.2%} for drafts that were rejected) and lookahead "
-        f"{slots['lookahead'] / whole:.2%}; in memory {content['garbage'] / whole:.2%} was garbage of rejected drafts."
+        f"{slots['lookahead'] / whole:.2%}. Of what device memory holds, which is another account, "
+        f"{content['garbage'] / whole:.2%} was garbage of rejected drafts."
     )
 
 
