@@ -6,6 +6,7 @@ made of the same pieces of the same streams. Knows workloads' segments; no pool,
 
 from __future__ import annotations
 
+from sim.core.request import BlockHash
 from workloads.spec import Segment, output_stream
 
 
@@ -20,10 +21,10 @@ class SegmentContent:
         self._num_prompt_tokens = num_prompt_tokens
         self._block_size = block_size
 
-    def extend_hashes(self, hashes: list[int], count: int) -> None:
+    def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
         """See `sim.core.request.Content`. A tuple of integers has the same hash in every process."""
         size = self._block_size
-        parent = hashes[-1] if hashes else 0
+        parent: BlockHash = hashes[-1] if hashes else 0
         index = len(hashes)
         if len(self._segments) == 1:
             stream, first, tokens = self._segments[0]

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from operator import add
 from typing import Any
 
 import simpy
@@ -287,7 +286,8 @@ class Engine:
                 yield done
             if self._update_ns:
                 yield env.timeout(self._update_ns)
-            sampled = list(map(add, batch.accepted, batch.samples))  # a chunk samples nothing and accepts nothing
+            # A chunk samples nothing and accepts nothing.
+            sampled = [accepted + samples for accepted, samples in zip(batch.accepted, batch.samples)]
             returned = scheduler.update(batch, sampled)
             for handler in updated_handlers:
                 handler(self.now, returned)

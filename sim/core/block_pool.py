@@ -85,9 +85,9 @@ class BlockPool:
             ValueError: a block is the null block or nobody refers to it; nothing has been changed.
         """
         refs = self.refs
-        if 0 in walk or not all(map(refs.__getitem__, walk)):
-            wrong = next(block for block in walk if block == 0 or not refs[block])
-            raise ValueError(f"block {wrong} is released, but nobody refers to it")
+        for block in walk:
+            if block == 0 or refs[block] == 0:
+                raise ValueError(f"block {block} is released, but nobody refers to it")
         free: list[int] = []
         for block in walk:
             left = refs[block] - 1
@@ -100,25 +100,27 @@ class BlockPool:
     def append(self, blocks: list[int]) -> None:
         """Put blocks at the tail of the free queue, in order. For freeing policies."""
         end = self.num_blocks
-        last = self._previous[end]
+        successors, predecessors = self._next, self._previous
+        last = predecessors[end]
         for block in blocks:
-            self._next[last] = block
-            self._previous[block] = last
+            successors[last] = block
+            predecessors[block] = last
             last = block
-        self._next[last] = end
-        self._previous[end] = last
+        successors[last] = end
+        predecessors[end] = last
 
     def prepend(self, blocks: list[int]) -> None:
         """Put blocks at the head of the free queue as a group, in order. For freeing policies."""
         end = self.num_blocks
-        first = self._next[end]
+        successors, predecessors = self._next, self._previous
+        first = successors[end]
         last = end
         for block in blocks:
-            self._next[last] = block
-            self._previous[block] = last
+            successors[last] = block
+            predecessors[block] = last
             last = block
-        self._next[last] = first
-        self._previous[first] = last
+        successors[last] = first
+        predecessors[first] = last
 
     def free_queue(self) -> list[int]:
         """Free blocks from head to tail. For checks and tests: it walks the whole queue."""

@@ -7,8 +7,6 @@ its versions comes in as `Rules`.
 
 from __future__ import annotations
 
-from operator import add, le
-
 from sim.core.batch import BatchBuilder
 from sim.core.block_pool import BlockPool
 from sim.core.crash import EngineCrash
@@ -265,7 +263,7 @@ class Scheduler:
         promises = self._settings.async_scheduling
         samples = batch.samples
         total = 0
-        for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts, strict=True):
+        for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts):
             total += num_tokens
             computed = request.num_computed_tokens + num_tokens
             request.num_computed_tokens = computed
@@ -316,11 +314,11 @@ class Scheduler:
         trimmed = result.trimmed = [0] * len(sampled)
         result.rejected = [
             num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
-            for num_drafts, num_sampled in zip(batch.drafts, sampled, strict=True)
+            for num_drafts, num_sampled in zip(batch.drafts, sampled)
         ]
         stopped_running = 0
         for request, num_tokens, rejected, epoch, num_sampled in zip(
-            batch.requests, batch.tokens, result.rejected, batch.epochs, sampled, strict=True
+            batch.requests, batch.tokens, result.rejected, batch.epochs, sampled
         ):
             fate = FRESH
             counts = True
@@ -435,9 +433,7 @@ def _priority_and_arrival(request: Request) -> tuple[int, int]:
 def _check_sampled(batch: Batch, sampled: list[int]) -> None:
     if len(sampled) != len(batch.requests):
         raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(batch.requests)} frames")
-    # A frame that samples has 1 to drafts + 1 tokens, a chunk none. As maps, since it is asked for every frame.
-    if all(map(le, batch.samples, sampled)) and all(map(le, sampled, map(add, batch.drafts, batch.samples))):
-        return
-    for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled, strict=True):
-        if not (1 <= num_sampled <= num_drafts + 1 if samples else num_sampled == 0):
+    # A frame that samples has 1 to drafts + 1 tokens, a chunk none.
+    for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled):
+        if (num_sampled < 1 or num_sampled > num_drafts + 1) if samples else num_sampled != 0:
             raise ValueError(f"{num_sampled} sampled tokens for a frame with {num_drafts} drafts")

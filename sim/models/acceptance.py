@@ -23,11 +23,12 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.streams import uniforms
+from workloads.streams import uniform_rows, uniforms
 
 __all__ = [
     "AcceptanceError",
     "AcceptanceModel",
+    "BulkAcceptance",
     "Geometric",
     "PerPosition",
     "Replay",
@@ -62,6 +63,14 @@ class AcceptanceModel(Protocol):
         ...
 
 
+class BulkAcceptance(Protocol):
+    """A model whose requests do not differ, so that many can be drawn at once."""
+
+    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.int64]:
+        """Row i is `runs(first_request + i, 0, count)`."""
+        ...
+
+
 class _Thresholds:
     """One uniform a verification against a table: accepted = the number of unconditional rates above it."""
 
@@ -73,6 +82,12 @@ class _Thresholds:
     def runs(self, request: int, first: int, count: int) -> NDArray[np.int64]:
         """See AcceptanceModel."""
         draws = uniforms(self.seed, PURPOSE, request, first, count)
+        above = self._ascending.size - np.searchsorted(self._ascending, draws, side="right")
+        return above.astype(np.int64)
+
+    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.int64]:
+        """See BulkAcceptance."""
+        draws = uniform_rows(self.seed, PURPOSE, first_request, requests, count)
         above = self._ascending.size - np.searchsorted(self._ascending, draws, side="right")
         return above.astype(np.int64)
 

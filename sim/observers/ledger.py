@@ -17,7 +17,6 @@ certain from the start.
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 from sim.records import (
@@ -122,9 +121,19 @@ class Ledger:
         self.stale_write_slots = 0
         """Slots that frames wrote whose request no longer held them when the step ended."""
         self._now = 0
-        self._slot_ns = [0] * 8
-        self._content_ns = [0] * 5
+        # Integrals of what stands above, in ns.
+        self._rows_ns = 0
+        self._drafts_ns = 0
+        self._certain_ns = 0
+        self._garbage_ns = 0
+        self._lookahead_ns = 0
         self._held_block_ns = 0
+        self._cached_block_ns = 0
+        self._extra_refs_ns = 0
+        self._short_rows_ns = 0
+        self._short_drafts_ns = 0
+        self._content_valid_ns = 0
+        self._content_garbage_ns = 0
         self._max_held_blocks = 0
         self._frames: dict[int, tuple[int, list[Account]]] = {}
         """By number of a batch in flight: when it was scheduled, and the account of each frame."""
@@ -190,15 +199,33 @@ class Ledger:
 
         `placeholder_discarded` belongs to frames whose request was preempted, aborted or ended before they returned.
         """
-        seconds = {name: total / 1e9 for name, total in zip(RESERVATION_CLASSES, self._slot_ns, strict=True)}
+        size = self.block_size
+        in_flight = self._rows_ns - self._short_rows_ns
+        placeholder = self._drafts_ns - self._short_drafts_ns
+        shared = self._extra_refs_ns * size
+        held = self._held_block_ns * size
+        cached = self._cached_block_ns * size
+        committed = self._certain_ns + self._short_rows_ns + self._short_drafts_ns - shared
+        slack = held + shared - self._certain_ns - self._rows_ns - self._drafts_ns - self._garbage_ns
+        slack -= self._lookahead_ns
+        free = self._now * (self.num_blocks - 1) * size - held - cached
+        totals = (in_flight, placeholder, committed, self._garbage_ns, self._lookahead_ns, slack, cached, free)
+        seconds = {name: total / 1e9 for name, total in zip(RESERVATION_CLASSES, totals, strict=True)}
         seconds["placeholder_accepted"] = self._accepted_ns / 1e9
         seconds["placeholder_rejected"] = self._rejected_ns / 1e9
-        seconds["placeholder_discarded"] = (self._slot_ns[1] - self._accepted_ns - self._rejected_ns) / 1e9
+        seconds["placeholder_discarded"] = (placeholder - self._accepted_ns - self._rejected_ns) / 1e9
         return seconds
 
     def content_slot_seconds(self) -> dict[str, float]:
         """Slot-seconds by class of the content account."""
-        return {name: total / 1e9 for name, total in zip(CONTENT_CLASSES, self._content_ns, strict=True)}
+        size = self.block_size
+        held = self._held_block_ns * size
+        cached = self._cached_block_ns * size
+        valid = self._content_valid_ns - self._extra_refs_ns * size
+        blank = held - valid - self._content_garbage_ns
+        free = self._now * (self.num_blocks - 1) * size - held - cached
+        totals = (valid, self._content_garbage_ns, blank, cached, free)
+        return {name: total / 1e9 for name, total in zip(CONTENT_CLASSES, totals, strict=True)}
 
     def usage_mean(self) -> float:
         """Mean of vLLM's kv_cache_usage_perc over time, 0 to 1."""
@@ -209,33 +236,25 @@ class Ledger:
         return self._max_held_blocks / (self.num_blocks - 1)
 
     def _pass_time(self, now: int) -> None:
+        """What the classes are made of is integrated; the classes follow, since they are sums of it."""
         elapsed = now - self._now
         if elapsed == 0:
             return
         self._now = now
-        size = self.block_size
-        shared = self.extra_refs * size
-        held = self.held_blocks * size
-        slots = self._slot_ns
-        in_flight, placeholder, garbage, lookahead = self.in_flight, self.placeholder, self.garbage, self.lookahead
-        cached = self.cached_blocks * size * elapsed
-        free = self.free * elapsed
-        slots[0] += in_flight * elapsed
-        slots[1] += placeholder * elapsed
-        slots[2] += self.committed * elapsed
-        slots[3] += garbage * elapsed
-        slots[4] += lookahead * elapsed
-        slots[5] += self.slack * elapsed
-        slots[6] += cached
-        slots[7] += free
-        content = self._content_ns
-        valid = self._content_valid - shared
-        content[0] += valid * elapsed
-        content[1] += self.content_garbage * elapsed
-        content[2] += (held - valid - self.content_garbage) * elapsed
-        content[3] += cached
-        content[4] += free
+        self._rows_ns += self._rows * elapsed
+        self._drafts_ns += self._drafts * elapsed
+        self._certain_ns += self._certain * elapsed
+        self._garbage_ns += self.garbage * elapsed
+        self._lookahead_ns += self.lookahead * elapsed
         self._held_block_ns += self.held_blocks * elapsed
+        self._cached_block_ns += self.cached_blocks * elapsed
+        self._content_valid_ns += self._content_valid * elapsed
+        self._content_garbage_ns += self.content_garbage * elapsed
+        if self.extra_refs:
+            self._extra_refs_ns += self.extra_refs * elapsed
+        if self._short_rows or self._short_drafts:
+            self._short_rows_ns += self._short_rows * elapsed
+            self._short_drafts_ns += self._short_drafts * elapsed
 
     # Records
 
@@ -263,8 +282,9 @@ class Ledger:
         longest = batch.max_model_len
         lossy = self._lossy
         garbage_delta = lookahead_delta = drafts_total = 0
+        reserved_ends = batch.reserved or [0] * len(owners)
         for account, num_tokens, num_drafts, computed, given in zip(
-            owners, batch.tokens, batch.drafts, batch.computed, batch.reserved or repeat(0), strict=False
+            owners, batch.tokens, batch.drafts, batch.computed, reserved_ends
         ):
             end = computed + num_tokens
             if lossy and computed != account.computed:  # See `sim.policies.stale_output`.
@@ -303,7 +323,7 @@ class Ledger:
         lossy = self._lossy
         valid_delta = garbage_delta = 0
         for account, num_tokens, num_drafts, accepted in zip(
-            self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted, strict=True
+            self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted
         ):
             if account.closed:
                 self.stale_write_slots += num_tokens
@@ -333,7 +353,7 @@ class Ledger:
         certain_delta = garbage_delta = lookahead_delta = 0
         rows = drafts_total = rejected_total = 0
         for account, num_tokens, num_drafts, rejected, fate in zip(
-            owners, batch.tokens, batch.drafts, returned.rejected, returned.fates, strict=True
+            owners, batch.tokens, batch.drafts, returned.rejected, returned.fates
         ):
             if account.closed:
                 continue

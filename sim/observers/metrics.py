@@ -14,7 +14,6 @@ token 1; a verification that returns at 16 ms accepts one of 2 drafts and delive
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -194,8 +193,8 @@ class Metrics:
         self._e2el_ns = array("q")
         self._tpot_ms = array("d")
         self._itl = IntervalHistogram()
-        self._sampled: Counter[int] = Counter()
-        """Frames by number of tokens they sampled."""
+        self._sampled = [0] * (num_speculative_tokens + 2)
+        """Frames by number of tokens they sampled; grows where a frame has more drafts than that."""
         self.num_requests = 0
         self.num_finished = 0
         self.num_aborted = 0
@@ -254,7 +253,7 @@ class Metrics:
         gap_of_many = -1
         many = 0
         for request, num_drafts, num_sampled, kept, fate in zip(
-            batch.requests, drafts, sampled_column, returned.delivered, returned.fates, strict=True
+            batch.requests, drafts, sampled_column, returned.delivered, returned.fates
         ):
             if not kept:
                 if fate and num_sampled:
@@ -290,7 +289,12 @@ class Metrics:
             self.num_drafts += len(drafts) - drafts.count(0)
             self.num_draft_tokens += num_draft_tokens
             self.num_accepted_tokens += num_draft_tokens - sum(returned.rejected)
-            self._sampled.update(sampled_column)
+            sampled = self._sampled
+            most = max(sampled_column)
+            if most >= len(sampled):
+                sampled += [0] * (most + 1 - len(sampled))
+            for num_sampled in sampled_column:
+                sampled[num_sampled] += 1
         if any(returned.fates):
             for kept, fate in zip(returned.delivered, returned.fates, strict=True):
                 if fate == STALE_DELIVERED:
@@ -409,10 +413,7 @@ class Metrics:
     def accepted_per_pos(self) -> list[int]:
         """Entry i: drafts at position i that were accepted; one entry a draft of K."""
         counts = self._sampled
-        return [
-            sum(frames for tokens, frames in counts.items() if tokens > position + 1)
-            for position in range(self._num_speculative_tokens)
-        ]
+        return [sum(counts[position + 2 :]) for position in range(self._num_speculative_tokens)]
 
     def figures(self) -> dict[str, Any]:
         """The summary's figures that follow from requests and frames; None where there is nothing to take one of.

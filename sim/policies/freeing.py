@@ -8,8 +8,15 @@ from sim.core.block_pool import BlockPool
 def hashless_first(pool: BlockPool, blocks: list[int]) -> None:
     """Blocks without a hash go to the head as a group, those with one to the tail (vLLM 0.24 on)."""
     hashes = pool.cache.hashes
-    pool.prepend([block for block in blocks if hashes[block] is None])
-    pool.append([block for block in blocks if hashes[block] is not None])
+    hashless: list[int] = []
+    hashed: list[int] = []
+    for block in blocks:
+        if hashes[block] is None:
+            hashless.append(block)
+        else:
+            hashed.append(block)
+    pool.prepend(hashless)
+    pool.append(hashed)
 
 
 def all_to_tail(pool: BlockPool, blocks: list[int]) -> None:
