@@ -28,12 +28,19 @@ class SegmentContent:
         index = len(hashes)
         if len(self._segments) == 1:
             stream, first, tokens = self._segments[0]
-            for start in range(first + index * size, first + min(count, tokens // size) * size, size):
-                parent = hash((parent, stream, start, size))
+            whole = min(count, tokens // size)
+            while index < whole:
+                parent = hash((parent, stream, first + index * size, size))
                 hashes.append(parent)
-            index = len(hashes)
+                index += 1
+        prompt = self._num_prompt_tokens
+        output = self._output
         while index < count:
-            parent = hash((parent, *self.pieces(index)))
+            start = index * size - prompt
+            if start >= 0:
+                parent = hash((parent, output, start, size))
+            else:
+                parent = hash((parent, *self.pieces(index)))
             hashes.append(parent)
             index += 1
 

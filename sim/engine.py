@@ -203,11 +203,14 @@ class Engine:
         """Hand the scheduler what came in since the last time."""
         inbox = self._inbox
         scheduler = self.scheduler
+        handlers = self._handlers("arrived")
+        now = self.now
         while inbox:
             entry = inbox.popleft()
             if isinstance(entry, SimulatedRequest):
                 scheduler.add(entry)
-                self._tell("arrived", self.now, entry)
+                for handler in handlers:
+                    handler(now, entry)
                 continue
             event, asked = entry
             if event.kind == "abort":
@@ -293,7 +296,7 @@ class Engine:
                 handler(self.now, returned)
             for request in returned.finished:
                 self._follow_up(request)
-            if any(returned.delivered):
+            if returned.num_delivered_tokens:
                 self._preemptions_then = scheduler.num_preemptions
             elif scheduler.num_preemptions - self._preemptions_then >= _FRUITLESS_PREEMPTIONS:
                 self.stalled = list(scheduler.requests.values())

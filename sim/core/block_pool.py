@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sim.core.prefix_cache import PrefixCache
 
 Freeing = Callable[["BlockPool", list[int]], None]
-"""Puts blocks that nobody refers to any more, in the order of the walk, into the free queue."""
+"""Puts blocks that nobody refers to any more, in the order of the walk, into the free queue; the list it only reads."""
 
 
 class BlockPool:
@@ -88,12 +88,13 @@ class BlockPool:
         for block in walk:
             if block == 0 or refs[block] == 0:
                 raise ValueError(f"block {block} is released, but nobody refers to it")
-        free: list[int] = []
+        still_held = 0
         for block in walk:
             left = refs[block] - 1
             refs[block] = left
-            if left == 0:
-                free.append(block)
+            if left:
+                still_held += 1
+        free = walk if still_held == 0 else [block for block in walk if refs[block] == 0]
         self.freeing(self, free)
         self.num_free += len(free)
 

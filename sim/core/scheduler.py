@@ -116,7 +116,7 @@ class Scheduler:
         """Frames for the running requests, in list order; returns whether one of them was a prefill chunk."""
         settings = self._settings
         running = self.running
-        extend = self.kv_cache.extend
+        kv_cache = self.kv_cache
         batch = builder.batch
         requests, tokens, drafts = batch.requests, batch.tokens, batch.drafts
         computed_before, epochs = batch.computed, batch.epochs
@@ -148,7 +148,7 @@ class Scheduler:
             if num_tokens <= 0 and not (num_tokens < 0 and negative_frames):
                 index += 1
                 continue
-            while not extend(request, num_tokens, lookahead):
+            while not kv_cache.extend(request, num_tokens, lookahead):
                 builder.token_budget, builder.input_budget = token_budget, input_budget
                 index = self._make_room(builder, index)
                 token_budget, input_budget = builder.token_budget, builder.input_budget
@@ -262,9 +262,10 @@ class Scheduler:
         batch.num_spec_tokens = num_spec_tokens
         promises = self._settings.async_scheduling
         samples = batch.samples
-        total = 0
+        total = total_drafts = 0
         for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts):
             total += num_tokens
+            total_drafts += num_drafts
             computed = request.num_computed_tokens + num_tokens
             request.num_computed_tokens = computed
             request.num_in_flight_tokens += num_tokens
@@ -278,6 +279,7 @@ class Scheduler:
                 request.num_output_placeholders += 1 + num_drafts
                 request.num_drafts = num_spec_tokens
         batch.total_tokens = total
+        batch.num_draft_tokens = total_drafts
         if not self._rules.reservation.exact:
             batch.reserved = [request.num_reserved_tokens for request in batch.requests]
 
@@ -316,12 +318,13 @@ class Scheduler:
             num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
             for num_drafts, num_sampled in zip(batch.drafts, sampled)
         ]
-        stopped_running = 0
+        stopped_running = num_delivered = num_rejected = 0
         for request, num_tokens, rejected, epoch, num_sampled in zip(
             batch.requests, batch.tokens, result.rejected, batch.epochs, sampled
         ):
             fate = FRESH
             counts = True
+            num_rejected += rejected
             if request.num_preemptions != epoch or request.async_tokens_to_discard or request.status == FINISHED:
                 fate = fates[len(delivered)] = self._fate(request, num_tokens, num_sampled, epoch)
                 counts = fate == FRESH or stale_output.frames_count
@@ -348,6 +351,7 @@ class Scheduler:
                 kept = max(left, 1)
                 trimmed[len(delivered)] = num_sampled - kept
             delivered.append(kept)
+            num_delivered += kept
             request.num_tokens += kept
             request.num_output_tokens += kept
             if is_async:
@@ -365,6 +369,8 @@ class Scheduler:
                 else:
                     self.waiting.remove(request)
                 self._finish(request)
+        result.num_delivered_tokens = num_delivered
+        result.num_rejected_tokens = num_rejected
         if stopped_running:
             self.running = [request for request in self.running if request.status == RUNNING]
         if self._draft_length is not None:

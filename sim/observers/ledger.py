@@ -100,7 +100,8 @@ class Ledger:
         self.accounts: dict[int, Account] = {}
         """Requests that hold blocks, by index."""
         self.refs = [1] + [0] * (num_blocks - 1)
-        self.hashed = bytearray(num_blocks)
+        self.hashed = [0] * num_blocks
+        """By block: 1 if it has a hash."""
         self.held_blocks = 0
         self.extra_refs = 0
         """References beyond the first, over all held blocks."""
@@ -281,7 +282,7 @@ class Ledger:
         lookahead = batch.lookahead
         longest = batch.max_model_len
         lossy = self._lossy
-        garbage_delta = lookahead_delta = drafts_total = 0
+        garbage_delta = lookahead_delta = 0
         reserved_ends = batch.reserved or [0] * len(owners)
         for account, num_tokens, num_drafts, computed, given in zip(
             owners, batch.tokens, batch.drafts, batch.computed, reserved_ends
@@ -295,7 +296,6 @@ class Ledger:
             account.drafts += num_drafts
             if lossy and account.short is not None:
                 self._recount(account)
-            drafts_total += num_drafts
             reserved = given or end + lookahead
             if reserved > longest:
                 reserved = longest
@@ -314,8 +314,8 @@ class Ledger:
             account.lookahead = ahead
         self.garbage += garbage_delta
         self.lookahead += lookahead_delta
-        self._rows += batch.total_tokens - drafts_total
-        self._drafts += drafts_total
+        self._rows += batch.total_tokens - batch.num_draft_tokens
+        self._drafts += batch.num_draft_tokens
 
     def step_ended(self, now: int, batch: Batch) -> None:
         """The step's rows are in memory, and its rejections are known to the device."""
@@ -350,32 +350,29 @@ class Ledger:
         scheduled_at, owners = self._frames.pop(batch.number)
         lossy = self._lossy
         held_ns = now - scheduled_at
-        certain_delta = garbage_delta = lookahead_delta = 0
-        rows = drafts_total = rejected_total = 0
+        garbage_delta = lookahead_delta = rejected_total = 0
+        tokens_total, drafts_total = batch.total_tokens, batch.num_draft_tokens
         for account, num_tokens, num_drafts, rejected, fate in zip(
             owners, batch.tokens, batch.drafts, returned.rejected, returned.fates
         ):
             if account.closed:
+                tokens_total -= num_tokens
+                drafts_total -= num_drafts
                 continue
             in_flight = account.in_flight
             computed = account.computed
             end = computed - in_flight + num_tokens
             account.in_flight = in_flight - num_tokens
             account.drafts -= num_drafts
-            rows += num_tokens
-            drafts_total += num_drafts
-            if end > account.written:
-                account.written = end
-            kept = num_tokens
+            written = account.written
+            if end > written:
+                account.written = written = end
             if rejected and (fate == FRESH or fate == DISCARDED):
                 computed -= rejected
                 account.computed = computed
-                kept -= rejected
                 rejected_total += rejected
-            certain_delta += kept
             if lossy and account.short is not None:
                 self._recount(account)
-            written = account.written
             if written > computed:
                 garbage = written - computed
                 reach = written
@@ -393,10 +390,10 @@ class Ledger:
             if ahead != account.lookahead:
                 lookahead_delta += ahead - account.lookahead
                 account.lookahead = ahead
-        self._certain += certain_delta
+        self._certain += tokens_total - rejected_total
         self.garbage += garbage_delta
         self.lookahead += lookahead_delta
-        self._rows -= rows - drafts_total
+        self._rows -= tokens_total - drafts_total
         self._drafts -= drafts_total
         self._rejected_ns += rejected_total * held_ns
         self._accepted_ns += (drafts_total - rejected_total) * held_ns
@@ -478,24 +475,30 @@ class Ledger:
                     hashed[block] = 1
                 continue
             elif kind == FREED:
+                cached = still = 0
                 for block in blocks:
-                    refs[block] -= 1
-                    if refs[block]:
-                        self.extra_refs -= 1
+                    left = refs[block] - 1
+                    refs[block] = left
+                    if left:
+                        still += 1
                     else:
-                        self.held_blocks -= 1
-                        self.cached_blocks += hashed[block]
+                        cached += hashed[block]
+                self.extra_refs -= still
+                self.held_blocks -= len(blocks) - still
+                self.cached_blocks += cached
                 if owner in self.accounts:
                     self._shrink(self.accounts[owner], len(blocks))
                 continue
             elif kind == HIT:
+                idle = 0
                 for block in blocks:
-                    refs[block] += 1
-                    if refs[block] == 1:
-                        self.held_blocks += 1
-                        self.cached_blocks -= 1
-                    else:
-                        self.extra_refs += 1
+                    before = refs[block]
+                    refs[block] = before + 1
+                    if before == 0:
+                        idle += 1
+                self.held_blocks += idle
+                self.cached_blocks -= idle
+                self.extra_refs += len(blocks) - idle
             elif kind == EVICTED:
                 for block in blocks:
                     hashed[block] = 0

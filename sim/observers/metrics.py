@@ -281,20 +281,19 @@ class Metrics:
             many += 1
         if many:
             self._itl.add(gap_of_many, many)
-        num_draft_tokens = sum(drafts)
+        num_draft_tokens = batch.num_draft_tokens
         self.num_steps += 1
         self.num_request_steps += len(drafts)
-        self.num_delivered_tokens += sum(returned.delivered)
+        self.num_delivered_tokens += returned.num_delivered_tokens
         if num_draft_tokens:
             self.num_drafts += len(drafts) - drafts.count(0)
             self.num_draft_tokens += num_draft_tokens
-            self.num_accepted_tokens += num_draft_tokens - sum(returned.rejected)
+            self.num_accepted_tokens += num_draft_tokens - returned.num_rejected_tokens
             sampled = self._sampled
-            most = max(sampled_column)
-            if most >= len(sampled):
-                sampled += [0] * (most + 1 - len(sampled))
             for num_sampled in sampled_column:
-                sampled[num_sampled] += 1
+                while num_sampled >= len(sampled):
+                    sampled.append(0)
+                sampled[num_sampled] = sampled[num_sampled] + 1
         if any(returned.fates):
             for kept, fate in zip(returned.delivered, returned.fates, strict=True):
                 if fate == STALE_DELIVERED:
