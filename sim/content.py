@@ -22,7 +22,10 @@ class SegmentContent:
         self._block_size = block_size
 
     def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
-        """See `sim.core.request.Content`. A tuple of integers has the same hash in every process."""
+        """See `sim.core.request.Content`. A tuple of integers has the same hash in every process.
+
+        What is hashed is the block before and the pieces, three numbers each; a block of one piece is full, so two do.
+        """
         size = self._block_size
         parent: BlockHash = hashes[-1] if hashes else 0
         index = len(hashes)
@@ -30,7 +33,7 @@ class SegmentContent:
             stream, first, tokens = self._segments[0]
             whole = min(count, tokens // size)
             while index < whole:
-                parent = hash((parent, stream, first + index * size, size))
+                parent = hash((parent, stream, first + index * size))
                 hashes.append(parent)
                 index += 1
         prompt = self._num_prompt_tokens
@@ -38,9 +41,10 @@ class SegmentContent:
         while index < count:
             start = index * size - prompt
             if start >= 0:
-                parent = hash((parent, output, start, size))
+                parent = hash((parent, output, start))
             else:
-                parent = hash((parent, *self.pieces(index)))
+                pieces = self.pieces(index)
+                parent = hash((parent, *(pieces if len(pieces) > 3 else pieces[:2])))
             hashes.append(parent)
             index += 1
 

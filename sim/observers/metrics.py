@@ -139,8 +139,8 @@ class _Facts:
         self.arrival_ns = arrival_ns
         self.first_scheduled_ns: int | None = None
         self.first_token_ns: int | None = None
-        self.last_ns: int | None = None
-        """When tokens were delivered last."""
+        self.last_ns = 0
+        """When tokens were delivered last, if any were."""
         self.itl_max_ns = 0
         self.num_deliveries = 0
         self.num_plain = 0
@@ -260,17 +260,17 @@ class Metrics:
                     self._count_waste(request, num_drafts, num_sampled, fate)
                 continue
             facts = live[request.index]
-            facts.num_deliveries += 1
+            deliveries = facts.num_deliveries
+            facts.num_deliveries = deliveries + 1
             if num_drafts:
                 facts.num_draft_tokens += num_drafts
             else:
                 facts.num_plain += 1
-            last = facts.last_ns
+            gap = now - facts.last_ns
             facts.last_ns = now
-            if last is None:
+            if deliveries == 0:
                 facts.first_token_ns = now
                 continue
-            gap = now - last
             if gap > facts.itl_max_ns:
                 facts.itl_max_ns = gap
             if gap != gap_of_many:
@@ -299,7 +299,7 @@ class Metrics:
                 if fate == STALE_DELIVERED:
                     self.num_stale_tokens_delivered += kept
         if returned.finished:
-            for request, trimmed in zip(batch.requests, returned.trimmed, strict=True):
+            for request, trimmed in zip(batch.requests, returned.trimmed):
                 if trimmed:
                     live[request.index].num_trimmed_tokens += trimmed
                     self.num_trimmed_tokens += trimmed
@@ -346,7 +346,6 @@ class Metrics:
     def _finish(self, now: int, facts: _Facts) -> None:
         """The latencies of a request that has finished, and its row."""
         assert facts.first_token_ns is not None
-        assert facts.last_ns is not None
         ttft_ns = facts.first_token_ns - facts.arrival_ns
         e2el_ns = now - facts.arrival_ns
         outputs = facts.request.num_output_tokens
@@ -392,7 +391,7 @@ class Metrics:
                 None if first is None else (first - facts.arrival_ns) / 1e6,
                 tpot_ms,
                 e2el_ms,
-                (last - first) / gaps / 1e6 if first is not None and last is not None and gaps > 0 else None,
+                (last - first) / gaps / 1e6 if first is not None and gaps > 0 else None,
                 facts.itl_max_ns / 1e6 if gaps > 0 else None,
                 facts.num_deliveries,
                 facts.prefix_hit_tokens,
