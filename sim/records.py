@@ -54,6 +54,7 @@ class Batch:
         "lookahead",
         "max_model_len",
         "num_draft_tokens",
+        "num_drafting_frames",
         "num_running_frames",
         "num_spec_tokens",
         "number",
@@ -85,6 +86,8 @@ class Batch:
         self.total_tokens = 0
         self.num_draft_tokens = 0
         """Drafts of all frames."""
+        self.num_drafting_frames = 0
+        """Frames that have any."""
         self.num_spec_tokens = 0
         """Drafts that the step proposes for each of its requests' next frame."""
         self.lookahead = lookahead

@@ -50,6 +50,7 @@ def batch(*frames: tuple[Request, int, int, int, bool], admitted: tuple[bool, ..
     made.resumed = list(admitted)
     made.total_tokens = sum(made.tokens)
     made.num_draft_tokens = sum(made.drafts)
+    made.num_drafting_frames = len(made.drafts) - made.drafts.count(0)
     return made
 
 

@@ -262,10 +262,12 @@ class Scheduler:
         batch.num_spec_tokens = num_spec_tokens
         promises = self._settings.async_scheduling
         samples = batch.samples
-        total = total_drafts = 0
+        total = total_drafts = drafting = 0
         for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts):
             total += num_tokens
-            total_drafts += num_drafts
+            if num_drafts:
+                total_drafts += num_drafts
+                drafting += 1
             computed = request.num_computed_tokens + num_tokens
             request.num_computed_tokens = computed
             request.num_in_flight_tokens += num_tokens
@@ -280,6 +282,7 @@ class Scheduler:
                 request.num_drafts = num_spec_tokens
         batch.total_tokens = total
         batch.num_draft_tokens = total_drafts
+        batch.num_drafting_frames = drafting
         if not self._rules.reservation.exact:
             batch.reserved = [request.num_reserved_tokens for request in batch.requests]
 

@@ -286,7 +286,7 @@ class Metrics:
         self.num_request_steps += len(drafts)
         self.num_delivered_tokens += returned.num_delivered_tokens
         if num_draft_tokens:
-            self.num_drafts += len(drafts) - drafts.count(0)
+            self.num_drafts += batch.num_drafting_frames
             self.num_draft_tokens += num_draft_tokens
             self.num_accepted_tokens += num_draft_tokens - returned.num_rejected_tokens
             sampled = self._sampled
