@@ -6,6 +6,7 @@ made of the same pieces of the same streams. Knows workloads' segments; no pool,
 
 from __future__ import annotations
 
+from sim.core.request import BlockHash
 from workloads.spec import Segment, output_stream
 
 
@@ -20,19 +21,30 @@ class SegmentContent:
         self._num_prompt_tokens = num_prompt_tokens
         self._block_size = block_size
 
-    def extend_hashes(self, hashes: list[int], count: int) -> None:
-        """See `sim.core.request.Content`. A tuple of integers has the same hash in every process."""
+    def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
+        """See `sim.core.request.Content`. A tuple of integers has the same hash in every process.
+
+        What is hashed is the block before and the pieces, three numbers each; a block of one piece is full, so two do.
+        """
         size = self._block_size
-        parent = hashes[-1] if hashes else 0
+        parent: BlockHash = hashes[-1] if hashes else 0
         index = len(hashes)
         if len(self._segments) == 1:
             stream, first, tokens = self._segments[0]
-            for start in range(first + index * size, first + min(count, tokens // size) * size, size):
-                parent = hash((parent, stream, start, size))
+            whole = min(count, tokens // size)
+            while index < whole:
+                parent = hash((parent, stream, first + index * size))
                 hashes.append(parent)
-            index = len(hashes)
+                index += 1
+        prompt = self._num_prompt_tokens
+        output = self._output
         while index < count:
-            parent = hash((parent, *self.pieces(index)))
+            start = index * size - prompt
+            if start >= 0:
+                parent = hash((parent, output, start))
+            else:
+                pieces = self.pieces(index)
+                parent = hash((parent, *(pieces if len(pieces) > 3 else pieces[:2])))
             hashes.append(parent)
             index += 1
 

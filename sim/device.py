@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
 _RUN_CHUNK = 256
+_BULK = 64
+"""Requests whose first runs are drawn at once, where the model can: they arrive one after the other."""
 
 
 class StepTimer(Protocol):
@@ -101,7 +103,19 @@ class TokenTree:
 class Device:
     """Plays the worker and its GPU."""
 
-    __slots__ = ("_by_rounds", "_drafts_at", "acceptance", "moved_rows", "pool", "speculates", "timer", "tree")
+    __slots__ = (
+        "_by_rounds",
+        "_drafts_at",
+        "_first_row",
+        "_rows",
+        "_rows_of",
+        "acceptance",
+        "moved_rows",
+        "pool",
+        "speculates",
+        "timer",
+        "tree",
+    )
 
     def __init__(
         self,
@@ -125,6 +139,11 @@ class Device:
         """Rows of KV moved by compaction, in all."""
         self._by_rounds = pool is not None or tree is not None
         self._drafts_at = drafts_at
+        self._rows_of: Callable[[int, int, int], NDArray[np.int64]] | None = getattr(acceptance, "rows", None)
+        """`BulkAcceptance.rows`, where the model has it."""
+        self._rows: NDArray[np.int64] | None = None
+        """First runs of `_BULK` requests from number `_first_row` on."""
+        self._first_row = 0
 
     def launch(self, batch: Batch, now: int) -> tuple[StepShape, StepCost]:
         """Settle a batch's accepted drafts and its cost; the requests' true positions move on."""
@@ -137,9 +156,7 @@ class Device:
         sampled_rows = sampling = 0
         number = 0
         requests = cast("list[SimulatedRequest]", batch.requests)
-        for request, num_tokens, num_drafts, samples in zip(
-            requests, batch.tokens, batch.drafts, batch.samples, strict=True
-        ):
+        for request, num_tokens, num_drafts, samples in zip(requests, batch.tokens, batch.drafts, batch.samples):
             position = request.device_position if number < num_running else batch.computed[number]
             number += 1
             end = position + num_tokens
@@ -250,4 +267,13 @@ class Device:
         runs = request.runs
         first = len(runs)
         count = max(output + 1 - first, min(max(request.max_tokens - first, 1), _RUN_CHUNK))
+        if first == 0 and self._rows_of is not None and count <= _RUN_CHUNK:
+            rows = self._rows
+            row = request.index - self._first_row
+            if rows is None or not 0 <= row < _BULK or rows.shape[1] < count:
+                row = request.index % _BULK
+                self._first_row = request.index - row
+                rows = self._rows = self._rows_of(self._first_row, _BULK, 1 << (count - 1).bit_length())
+            runs.extend(rows[row, :count].tolist())
+            return
         runs.extend(self.acceptance.runs(request.index, first, count).tolist())

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from operator import add
 from typing import Any
 
 import simpy
@@ -204,11 +203,14 @@ class Engine:
         """Hand the scheduler what came in since the last time."""
         inbox = self._inbox
         scheduler = self.scheduler
+        handlers = self._handlers("arrived")
+        now = self.now
         while inbox:
             entry = inbox.popleft()
             if isinstance(entry, SimulatedRequest):
                 scheduler.add(entry)
-                self._tell("arrived", self.now, entry)
+                for handler in handlers:
+                    handler(now, entry)
                 continue
             event, asked = entry
             if event.kind == "abort":
@@ -287,13 +289,14 @@ class Engine:
                 yield done
             if self._update_ns:
                 yield env.timeout(self._update_ns)
-            sampled = list(map(add, batch.accepted, batch.samples))  # a chunk samples nothing and accepts nothing
+            # A chunk samples nothing and accepts nothing.
+            sampled = [accepted + samples for accepted, samples in zip(batch.accepted, batch.samples)]
             returned = scheduler.update(batch, sampled)
             for handler in updated_handlers:
                 handler(self.now, returned)
             for request in returned.finished:
                 self._follow_up(request)
-            if any(returned.delivered):
+            if returned.num_delivered_tokens:
                 self._preemptions_then = scheduler.num_preemptions
             elif scheduler.num_preemptions - self._preemptions_then >= _FRUITLESS_PREEMPTIONS:
                 self.stalled = list(scheduler.requests.values())

@@ -53,6 +53,8 @@ class Batch:
         "hits",
         "lookahead",
         "max_model_len",
+        "num_draft_tokens",
+        "num_drafting_frames",
         "num_running_frames",
         "num_spec_tokens",
         "number",
@@ -82,6 +84,10 @@ class Batch:
         """num_preemptions of the request at this schedule: the frame is stale once the request has more."""
         self.num_running_frames = 0
         self.total_tokens = 0
+        self.num_draft_tokens = 0
+        """Drafts of all frames."""
+        self.num_drafting_frames = 0
+        """Frames that have any."""
         self.num_spec_tokens = 0
         """Drafts that the step proposes for each of its requests' next frame."""
         self.lookahead = lookahead
@@ -115,6 +121,8 @@ class Returned:
         "delivered",
         "fates",
         "finished",
+        "num_delivered_tokens",
+        "num_rejected_tokens",
         "rejected",
         "sampled",
         "trimmed",
@@ -130,6 +138,10 @@ class Returned:
         """Of them tokens beyond the end of the request."""
         self.rejected: list[int] = []
         """Drafts of the frame that were not accepted."""
+        self.num_delivered_tokens = 0
+        """`delivered`, added up."""
+        self.num_rejected_tokens = 0
+        """`rejected`, added up."""
         self.fates: list[int] = []
         self.finished: list[Request] = []
         self.block_operations: list[BlockOperation] = []

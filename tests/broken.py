@@ -259,7 +259,7 @@ BROKEN = {
         _ADMIT, "if need + watermark > pool.num_free", "if False", "whole-prompt check"
     ),
     "hashed-to-the-head": Reading(
-        "sim.policies.freeing:hashless_first", "if hashes[block] is not None]", "if hashes[block] is not None][::-1]",
+        "sim.policies.freeing:hashless_first", "pool.append(hashed)", "pool.append(hashed[::-1])",
         "hashed blocks are freed in walk order",
     ),
     "hashless-to-the-tail": Reading(

@@ -74,13 +74,14 @@ def test_hits_leave_the_middle_of_the_queue_and_the_rest_keeps_its_order() -> No
     assert pool.free_queue() == [6, 7, 5, 4, 3, 2, 1]
     pool.touch([1, 3])  # the tail, and one between two others
     assert pool.free_queue() == [6, 7, 5, 4, 2]
-    pool.touch([1, 6])  # held already: one more reference, no place in the queue; and the head
-    assert pool.free_queue() == [7, 5, 4, 2]
-    assert pool.refs[1:] == [2, 0, 1, 0, 0, 1, 0]
+    pool.touch([1, 5])  # held already: one more reference, no place in the queue; and the first that can be hit
+    assert pool.free_queue() == [6, 7, 4, 2]
+    assert pool.refs[1:] == [2, 0, 1, 0, 1, 0, 0]
     assert pool.num_free == 4
     pool.release([3, 1])  # 3 has nobody left, 1 has one
-    assert pool.free_queue() == [7, 5, 4, 2, 3]
-    assert pool.refs[1:] == [1, 0, 0, 0, 0, 1, 0]
+    assert pool.free_queue() == [6, 7, 4, 2, 3]
+    assert pool.refs[1:] == [1, 0, 0, 0, 1, 0, 0]
+    assert pool.take(5)[0] == [6, 7, 4, 2, 3]
 
 
 def test_taken_blocks_lose_their_hash_hit_blocks_keep_it() -> None:
@@ -154,12 +155,20 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        blocks = data.draw(st.lists(st.integers(1, self.pool.num_blocks - 1), unique=True))
+        some = st.lists(st.integers(1, self.pool.num_blocks - 1), unique=True)
+        blocks = [block for block in data.draw(some) if block in self.refs or block in self.hashes]
         self.pool.touch(blocks)
         for block in blocks:
             self.refs[block] = self.refs.get(block, 0) + 1
             if block in self.queue:
                 self.queue.remove(block)
+
+    @rule(data=st.data())
+    def touch_one_that_holds_nothing(self, data: st.DataObject) -> None:
+        empty = [block for block in self.queue if block not in self.hashes]
+        block = data.draw(st.sampled_from([0, *empty]))
+        with pytest.raises(ValueError, match="cannot be referred to|holds nothing"):
+            self.pool.touch([*list(self.refs)[:1], block])
 
     @precondition(lambda self: self.refs)
     @rule(data=st.data())

@@ -50,6 +50,8 @@ def batch(*frames: tuple[Request, int, int, int, bool], admitted: tuple[bool, ..
     made.num_running_frames = len(frames) - len(admitted)
     made.resumed = list(admitted)
     made.total_tokens = sum(made.tokens)
+    made.num_draft_tokens = sum(made.drafts)
+    made.num_drafting_frames = len(made.drafts) - made.drafts.count(0)
     return made
 
 
@@ -71,6 +73,8 @@ def returned(
         who.num_tokens += kept
         who.num_output_tokens += kept
     made.finished = list(finished)
+    made.num_delivered_tokens = sum(made.delivered)
+    made.num_rejected_tokens = sum(made.rejected)
     return made
 
 

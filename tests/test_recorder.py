@@ -79,6 +79,7 @@ def make_batch(number: int, frames: list[tuple[int, int, bool]], resumed: tuple[
     batch.drafts = [drafts for _, drafts, _ in frames]
     batch.samples = [samples for _, _, samples in frames]
     batch.total_tokens = sum(batch.tokens)
+    batch.num_draft_tokens = sum(batch.drafts)
     batch.resumed = list(resumed)
     batch.num_running_frames = len(frames) - len(resumed)
     batch.num_spec_tokens = 3
@@ -90,6 +91,7 @@ def take_back(batch: Batch, accepted: list[int]) -> Returned:
     returned = Returned(batch)
     returned.sampled = [count + 1 if samples else 0 for count, samples in zip(accepted, batch.samples, strict=True)]
     returned.delivered = returned.sampled
+    returned.num_delivered_tokens = sum(returned.delivered)
     returned.fates = [FRESH] * len(accepted)
     return returned
 

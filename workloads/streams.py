@@ -61,6 +61,17 @@ def uniforms(seed: int, purpose: str, request: int | NDArray[np.int64], first: i
     return _to_unit(_finalise(draws))
 
 
+def uniform_rows(seed: int, purpose: str, first_request: int, requests: int, count: int) -> NDArray[np.float64]:
+    """Row i is `uniforms(seed, purpose, first_request + i, 0, count)`; shape (requests, count)."""
+    origin_key, stride_key = _keys(seed, purpose)
+    counters = np.arange(first_request, first_request + requests, dtype=np.uint64) * _U_WEYL
+    origin = _finalise(counters + np.uint64(origin_key))
+    stride = _finalise(counters + np.uint64(stride_key)) | _U1
+    draws = np.arange(count, dtype=np.uint64) * stride[:, np.newaxis]
+    draws += origin[:, np.newaxis]
+    return _to_unit(_finalise(draws))
+
+
 @lru_cache(maxsize=1024)
 def _keys(seed: int, purpose: str) -> tuple[int, int]:
     digest = hashlib.blake2b(f"{int(seed)}:{purpose}".encode(), digest_size=16).digest()

@@ -1,24 +1,27 @@
 """The blocks: who refers to them, and in which order free ones are handed out.
 
-Knows nothing of requests or tokens. Block 0 is the null block and is never handed out. The free queue is a doubly
-linked list in two integer lists, with one more entry (number `num_blocks`) as head and tail in one. A free block may
-have a hash: then it can still be hit, and is taken out of the middle of the queue.
+Knows nothing of requests or tokens. Block 0 is the null block and is never handed out. The free queue is a chain of
+pieces, each a list of blocks that became free together, so that a request's blocks come and go as slices. A free block
+may have a hash: then it can still be hit. Its entry stays in the queue and is crossed off when it is met. Only blocks
+with a hash are hit, and those join at the tail, so that the entries of a block that do not hold stand before the one
+that does.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from sim.core.prefix_cache import PrefixCache
 
 Freeing = Callable[["BlockPool", list[int]], None]
-"""Puts blocks that nobody refers to any more, in the order of the walk, into the free queue."""
+"""Puts blocks that nobody refers to any more, in the order of the walk, into the free queue; the list it only reads."""
 
 
 class BlockPool:
     """`num_blocks` blocks in all, the null block included, as vLLM's `num_gpu_blocks`."""
 
-    __slots__ = ("_next", "_previous", "cache", "freeing", "num_blocks", "num_free", "refs")
+    __slots__ = ("_piece", "_pieces", "_position", "_touched", "cache", "freeing", "num_blocks", "num_free", "refs")
 
     def __init__(self, num_blocks: int, cache: PrefixCache, freeing: Freeing) -> None:
         if num_blocks < 2:
@@ -26,12 +29,15 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.cache = cache
         self.freeing = freeing
-        self.refs = [0] * num_blocks
+        self.refs: list[int] = [0] * num_blocks
         self.refs[0] = 1
         self.num_free = num_blocks - 1
-        # Block 1 follows the end entry, block num_blocks - 1 precedes it.
-        self._next = [*range(1, num_blocks + 1), 1]
-        self._previous = [num_blocks, num_blocks, *range(1, num_blocks)]
+        self._piece = list(range(1, num_blocks))
+        self._position = 0
+        self._pieces: deque[tuple[list[int], int]] = deque()
+        """What follows `_piece`: pieces of the queue, and where each begins."""
+        self._touched: dict[int, int] = {}
+        """Entries by block that no longer hold, since the block was hit while it was free."""
 
     def take(self, count: int) -> tuple[list[int], list[int]]:
         """Hand out `count` blocks from the head; returns them and those of them that lost a hash.
@@ -41,93 +47,103 @@ class BlockPool:
         """
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
-        end = self.num_blocks
-        successors = self._next
+        taken = self._next(count)
+        while len(taken) < count:
+            taken = taken + self._next(count - len(taken))
         refs = self.refs
         hashes = self.cache.hashes
-        taken: list[int] = []
         evicted: list[int] = []
-        block = successors[end]
-        for _ in range(count):
+        for block in taken:
             refs[block] = 1
-            taken.append(block)
             if hashes[block] is not None:
                 evicted.append(block)
-            block = successors[block]
         if evicted:
             self.cache.evict(evicted)
-        successors[end] = block
-        self._previous[block] = end
         self.num_free -= count
         return taken, evicted
+
+    def _next(self, count: int) -> list[int]:
+        """Take up to `count` entries off the first piece of the queue; those of them that count."""
+        first = self._position
+        entries = self._piece[first : first + count]
+        first += len(entries)
+        if first >= len(self._piece) and self._pieces:
+            self._piece, first = self._pieces.popleft()
+        self._position = first
+        return [block for block in entries if self._counts(block, self._touched)] if self._touched else entries
+
+    def _counts(self, block: int, touched: dict[int, int]) -> bool:
+        """Whether the entry that is met next for this block still holds; one that does not is crossed off."""
+        pending = touched.get(block)
+        if pending is None:
+            return True
+        if pending > 1:
+            touched[block] = pending - 1
+        else:
+            del touched[block]
+        return False
 
     def touch(self, blocks: list[int]) -> None:
         """Refer to blocks once more; those that were free leave the queue.
 
         Raises:
-            ValueError: the null block is among them; nothing has been changed.
+            ValueError: the null block is among them, or a free one without a hash; nothing has been changed.
         """
-        if 0 in blocks:
-            raise ValueError("the null block cannot be referred to")
         refs = self.refs
+        hashes = self.cache.hashes
         for block in blocks:
-            if refs[block] == 0:
-                before, after = self._previous[block], self._next[block]
-                self._next[before] = after
-                self._previous[after] = before
+            if block == 0:
+                raise ValueError("the null block cannot be referred to")
+            if refs[block] == 0 and hashes[block] is None:
+                raise ValueError(f"block {block} is free and holds nothing that could be hit")
+        touched = self._touched
+        for block in blocks:
+            before = refs[block]
+            if before == 0:
+                touched[block] = touched.get(block, 0) + 1
                 self.num_free -= 1
-            refs[block] += 1
+            refs[block] = before + 1
 
     def release(self, walk: list[int]) -> None:
         """Refer to different blocks once less, in this order; those that nobody refers to any more become free.
+
+        The list is kept, and must not be changed afterwards.
 
         Raises:
             ValueError: a block is the null block or nobody refers to it; nothing has been changed.
         """
         refs = self.refs
-        if 0 in walk or not all(map(refs.__getitem__, walk)):
-            wrong = next(block for block in walk if block == 0 or not refs[block])
-            raise ValueError(f"block {wrong} is released, but nobody refers to it")
-        free: list[int] = []
+        for block in walk:
+            if block == 0 or refs[block] == 0:
+                raise ValueError(f"block {block} is released, but nobody refers to it")
+        still_held = 0
         for block in walk:
             left = refs[block] - 1
             refs[block] = left
-            if left == 0:
-                free.append(block)
+            if left:
+                still_held += 1
+        free = walk if still_held == 0 else [block for block in walk if refs[block] == 0]
         self.freeing(self, free)
         self.num_free += len(free)
 
     def append(self, blocks: list[int]) -> None:
-        """Put blocks at the tail of the free queue, in order. For freeing policies."""
-        end = self.num_blocks
-        last = self._previous[end]
-        for block in blocks:
-            self._next[last] = block
-            self._previous[block] = last
-            last = block
-        self._next[last] = end
-        self._previous[end] = last
+        """Put blocks at the tail of the free queue, in order. For freeing policies. The list is kept."""
+        if blocks:
+            self._pieces.append((blocks, 0))
 
     def prepend(self, blocks: list[int]) -> None:
-        """Put blocks at the head of the free queue as a group, in order. For freeing policies."""
-        end = self.num_blocks
-        first = self._next[end]
-        last = end
-        for block in blocks:
-            self._next[last] = block
-            self._previous[block] = last
-            last = block
-        self._next[last] = first
-        self._previous[first] = last
+        """Put blocks at the head of the free queue as a group, in order. For freeing policies. The list is kept."""
+        if blocks:
+            self._pieces.appendleft((self._piece, self._position))
+            self._piece = blocks
+            self._position = 0
 
     def free_queue(self) -> list[int]:
         """Free blocks from head to tail. For checks and tests: it walks the whole queue."""
-        queue: list[int] = []
-        block = self._next[self.num_blocks]
-        while block != self.num_blocks:
-            queue.append(block)
-            block = self._next[block]
-        return queue
+        touched = dict(self._touched)
+        pieces = [(self._piece, self._position), *self._pieces]
+        entries = [block for piece, position in pieces for block in piece[position:]]
+        return [block for block in entries if self._counts(block, touched)]
 
     @property
     def usage(self) -> float:

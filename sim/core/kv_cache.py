@@ -79,8 +79,9 @@ class KVCache:
         find = self.pool.cache.find
         hit: list[int] = []
         count = max(request.num_tokens - 1 - self.hit_margin_tokens, 0) // self.block_size
-        for block_hash in request.hashes(count)[:count]:
-            block = find(block_hash)
+        hashes = request.hashes(count)
+        for index in range(count):
+            block = find(hashes[index])
             if block is None:
                 break
             hit.append(block)
@@ -178,7 +179,7 @@ class KVCache:
         if full <= first or not self.enable_prefix_caching:
             return
         blocks = request.block_table[first:full]
-        self.pool.cache.insert(blocks, request.hashes(full)[first:full])
+        self.pool.cache.insert(blocks, request.hashes(full), first)
         request.num_cached_blocks = full
         self.operations.append((HASHED, request.index, blocks))
 

@@ -6,7 +6,7 @@ finds the one inserted first.
 
 from __future__ import annotations
 
-from typing import cast
+from sim.core.request import BlockHash
 
 
 class PrefixCache:
@@ -15,55 +15,55 @@ class PrefixCache:
     __slots__ = ("_duplicates", "_first", "hashes")
 
     def __init__(self, num_blocks: int) -> None:
-        self.hashes: list[int | None] = [None] * num_blocks
+        self.hashes: list[BlockHash | None] = [None] * num_blocks
         """By block id: the hash of its content, None if it has none."""
-        self._first: dict[int, int] = {}
-        self._duplicates: dict[int, list[int]] = {}
+        self._first: dict[BlockHash, int] = {}
+        self._duplicates: dict[BlockHash, list[int]] = {}
 
     def __len__(self) -> int:
         """Number of blocks that have a hash."""
         return len(self._first) + sum(map(len, self._duplicates.values()))
 
-    def find(self, block_hash: int) -> int | None:
+    def find(self, block_hash: BlockHash) -> int | None:
         """The block that holds this content, the first inserted if several do."""
         return self._first.get(block_hash)
 
-    def insert(self, blocks: list[int], block_hashes: list[int]) -> None:
-        """Give blocks their hashes, in order.
+    def insert(self, blocks: list[int], block_hashes: list[BlockHash], index: int = 0) -> None:
+        """Give blocks their hashes, in order: the first block the hash at `index`.
 
         Raises:
             ValueError: a block has one already; those before it have been inserted.
         """
         hashes = self.hashes
         first = self._first
-        for block, block_hash in zip(blocks, block_hashes, strict=True):
+        for block in blocks:
             if hashes[block] is not None:
                 raise ValueError(f"block {block} has a hash already")
+            block_hash = block_hashes[index]
+            index += 1
             hashes[block] = block_hash
-            if block_hash in first:
+            if first.setdefault(block_hash, block) != block:
                 self._duplicates.setdefault(block_hash, []).append(block)
-            else:
-                first[block_hash] = block
 
     def evict(self, blocks: list[int]) -> None:
         """Take different blocks' hashes away.
 
         Raises:
-            KeyError: a block has none; nothing has been changed.
+            KeyError: a block has none; those before it have lost theirs.
         """
         hashes = self.hashes
         duplicates = self._duplicates
-        found = [hashes[block] for block in blocks]
-        if None in found:
-            raise KeyError(f"block {blocks[found.index(None)]} has no hash")
-        for block, block_hash in zip(blocks, cast("list[int]", found), strict=True):
+        for block in blocks:
+            block_hash = hashes[block]
+            if block_hash is None:
+                raise KeyError(f"block {block} has no hash")
             hashes[block] = None
-            if block_hash in duplicates:
+            if duplicates and block_hash in duplicates:
                 self._evict_duplicate(block, block_hash)
             else:
                 del self._first[block_hash]
 
-    def _evict_duplicate(self, block: int, block_hash: int) -> None:
+    def _evict_duplicate(self, block: int, block_hash: BlockHash) -> None:
         others = self._duplicates[block_hash]
         if self._first[block_hash] == block:
             self._first[block_hash] = others.pop(0)

@@ -5,7 +5,7 @@ Knows nothing of pools, schedulers or time. `arrival` is only compared.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 WAITING: Final = 0
 RUNNING: Final = 1
@@ -21,6 +21,10 @@ _LEGAL: Final = (
 )
 
 
+BlockHash: TypeAlias = object
+"""A hash of a full block's content: an int, which only dictionaries look into."""
+
+
 class IllegalTransition(Exception):
     """A request was asked for a transition that its status does not have. Nothing has been changed."""
 
@@ -28,7 +32,7 @@ class IllegalTransition(Exception):
 class Content(Protocol):
     """What a request's tokens are, as far as the prefix cache has to know."""
 
-    def extend_hashes(self, hashes: list[int], count: int) -> None:
+    def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
         """Append hashes of full blocks, in order, until there are `count`.
 
         Two blocks have the same hash if and only if they and all blocks before them hold the same tokens
@@ -107,7 +111,7 @@ class Request:
         """After its last schedule the request was still short of its confirmed tokens."""
         self.num_preemptions = 0
         self.block_table: list[int] = []
-        self.block_hashes: list[int] = []
+        self.block_hashes: list[BlockHash] = []
         self.num_reserved_tokens = 0
         """End of the slots that were reserved last; kept where the reservation or the undoing wants to know."""
         self.num_cached_blocks = 0
@@ -123,7 +127,7 @@ class Request:
             raise IllegalTransition(f"request {self.id}: {STATUS_NAMES[self.status]} to {STATUS_NAMES[status]}")
         self.status = status
 
-    def hashes(self, count: int) -> list[int]:
+    def hashes(self, count: int) -> list[BlockHash]:
         """Hashes of at least the first `count` full blocks. The request must have that many full blocks of tokens."""
         hashes = self.block_hashes
         if len(hashes) < count:

@@ -7,8 +7,6 @@ its versions comes in as `Rules`.
 
 from __future__ import annotations
 
-from operator import add, le
-
 from sim.core.batch import BatchBuilder
 from sim.core.block_pool import BlockPool
 from sim.core.crash import EngineCrash
@@ -118,7 +116,7 @@ class Scheduler:
         """Frames for the running requests, in list order; returns whether one of them was a prefill chunk."""
         settings = self._settings
         running = self.running
-        extend = self.kv_cache.extend
+        kv_cache = self.kv_cache
         batch = builder.batch
         requests, tokens, drafts = batch.requests, batch.tokens, batch.drafts
         computed_before, epochs = batch.computed, batch.epochs
@@ -150,7 +148,7 @@ class Scheduler:
             if num_tokens <= 0 and not (num_tokens < 0 and negative_frames):
                 index += 1
                 continue
-            while not extend(request, num_tokens, lookahead):
+            while not kv_cache.extend(request, num_tokens, lookahead):
                 builder.token_budget, builder.input_budget = token_budget, input_budget
                 index = self._make_room(builder, index)
                 token_budget, input_budget = builder.token_budget, builder.input_budget
@@ -264,9 +262,12 @@ class Scheduler:
         batch.num_spec_tokens = num_spec_tokens
         promises = self._settings.async_scheduling
         samples = batch.samples
-        total = 0
-        for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts, strict=True):
+        total = total_drafts = drafting = 0
+        for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts):
             total += num_tokens
+            if num_drafts:
+                total_drafts += num_drafts
+                drafting += 1
             computed = request.num_computed_tokens + num_tokens
             request.num_computed_tokens = computed
             request.num_in_flight_tokens += num_tokens
@@ -280,6 +281,8 @@ class Scheduler:
                 request.num_output_placeholders += 1 + num_drafts
                 request.num_drafts = num_spec_tokens
         batch.total_tokens = total
+        batch.num_draft_tokens = total_drafts
+        batch.num_drafting_frames = drafting
         if not self._rules.reservation.exact:
             batch.reserved = [request.num_reserved_tokens for request in batch.requests]
 
@@ -316,14 +319,15 @@ class Scheduler:
         trimmed = result.trimmed = [0] * len(sampled)
         result.rejected = [
             num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
-            for num_drafts, num_sampled in zip(batch.drafts, sampled, strict=True)
+            for num_drafts, num_sampled in zip(batch.drafts, sampled)
         ]
-        stopped_running = 0
+        stopped_running = num_delivered = num_rejected = 0
         for request, num_tokens, rejected, epoch, num_sampled in zip(
-            batch.requests, batch.tokens, result.rejected, batch.epochs, sampled, strict=True
+            batch.requests, batch.tokens, result.rejected, batch.epochs, sampled
         ):
             fate = FRESH
             counts = True
+            num_rejected += rejected
             if request.num_preemptions != epoch or request.async_tokens_to_discard or request.status == FINISHED:
                 fate = fates[len(delivered)] = self._fate(request, num_tokens, num_sampled, epoch)
                 counts = fate == FRESH or stale_output.frames_count
@@ -350,6 +354,7 @@ class Scheduler:
                 kept = max(left, 1)
                 trimmed[len(delivered)] = num_sampled - kept
             delivered.append(kept)
+            num_delivered += kept
             request.num_tokens += kept
             request.num_output_tokens += kept
             if is_async:
@@ -367,6 +372,8 @@ class Scheduler:
                 else:
                     self.waiting.remove(request)
                 self._finish(request)
+        result.num_delivered_tokens = num_delivered
+        result.num_rejected_tokens = num_rejected
         if stopped_running:
             self.running = [request for request in self.running if request.status == RUNNING]
         if self._draft_length is not None:
@@ -435,9 +442,7 @@ def _priority_and_arrival(request: Request) -> tuple[int, int]:
 def _check_sampled(batch: Batch, sampled: list[int]) -> None:
     if len(sampled) != len(batch.requests):
         raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(batch.requests)} frames")
-    # A frame that samples has 1 to drafts + 1 tokens, a chunk none. As maps, since it is asked for every frame.
-    if all(map(le, batch.samples, sampled)) and all(map(le, sampled, map(add, batch.drafts, batch.samples))):
-        return
-    for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled, strict=True):
-        if not (1 <= num_sampled <= num_drafts + 1 if samples else num_sampled == 0):
+    # A frame that samples has 1 to drafts + 1 tokens, a chunk none.
+    for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled):
+        if (num_sampled < 1 or num_sampled > num_drafts + 1) if samples else num_sampled != 0:
             raise ValueError(f"{num_sampled} sampled tokens for a frame with {num_drafts} drafts")

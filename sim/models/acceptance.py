@@ -23,11 +23,12 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.streams import uniforms
+from workloads.streams import uniform_rows, uniforms
 
 __all__ = [
     "AcceptanceError",
     "AcceptanceModel",
+    "BulkAcceptance",
     "Geometric",
     "PerPosition",
     "Replay",
@@ -62,19 +63,39 @@ class AcceptanceModel(Protocol):
         ...
 
 
+class BulkAcceptance(Protocol):
+    """A model whose requests do not differ, so that many can be drawn at once."""
+
+    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.int64]:
+        """Row i is `runs(first_request + i, 0, count)`."""
+        ...
+
+
 class _Thresholds:
     """One uniform a verification against a table: accepted = the number of unconditional rates above it."""
 
     def __init__(self, seed: int, unconditional: Sequence[float]) -> None:
         self.seed = seed
         self._unconditional = list(unconditional)
-        self._ascending = np.array(self._unconditional[::-1], dtype=np.float64)
+        self._rates = np.array(self._unconditional, dtype=np.float64)
 
     def runs(self, request: int, first: int, count: int) -> NDArray[np.int64]:
         """See AcceptanceModel."""
-        draws = uniforms(self.seed, PURPOSE, request, first, count)
-        above = self._ascending.size - np.searchsorted(self._ascending, draws, side="right")
-        return above.astype(np.int64)
+        return self._above(uniforms(self.seed, PURPOSE, request, first, count))
+
+    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.int64]:
+        """See BulkAcceptance."""
+        return self._above(uniform_rows(self.seed, PURPOSE, first_request, requests, count))
+
+    def _above(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Rates above each draw. They fall, so that one that is above no draw ends it; cheaper than to search."""
+        above = np.zeros(draws.shape, dtype=np.int64)
+        for rate in self._rates:
+            under = draws < rate
+            if not under.any():
+                break
+            above += under
+        return above
 
     def unconditional_rates(self, k: int) -> list[float]:
         """See AcceptanceModel."""

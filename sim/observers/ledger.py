@@ -17,7 +17,6 @@ certain from the start.
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 from sim.records import (
@@ -101,7 +100,8 @@ class Ledger:
         self.accounts: dict[int, Account] = {}
         """Requests that hold blocks, by index."""
         self.refs = [1] + [0] * (num_blocks - 1)
-        self.hashed = bytearray(num_blocks)
+        self.hashed = [0] * num_blocks
+        """By block: 1 if it has a hash."""
         self.held_blocks = 0
         self.extra_refs = 0
         """References beyond the first, over all held blocks."""
@@ -122,9 +122,19 @@ class Ledger:
         self.stale_write_slots = 0
         """Slots that frames wrote whose request no longer held them when the step ended."""
         self._now = 0
-        self._slot_ns = [0] * 8
-        self._content_ns = [0] * 5
+        # Integrals of what stands above, in ns.
+        self._rows_ns = 0
+        self._drafts_ns = 0
+        self._certain_ns = 0
+        self._garbage_ns = 0
+        self._lookahead_ns = 0
         self._held_block_ns = 0
+        self._cached_block_ns = 0
+        self._extra_refs_ns = 0
+        self._short_rows_ns = 0
+        self._short_drafts_ns = 0
+        self._content_valid_ns = 0
+        self._content_garbage_ns = 0
         self._max_held_blocks = 0
         self._frames: dict[int, tuple[int, list[Account]]] = {}
         """By number of a batch in flight: when it was scheduled, and the account of each frame."""
@@ -190,15 +200,33 @@ class Ledger:
 
         `placeholder_discarded` belongs to frames whose request was preempted, aborted or ended before they returned.
         """
-        seconds = {name: total / 1e9 for name, total in zip(RESERVATION_CLASSES, self._slot_ns, strict=True)}
+        size = self.block_size
+        in_flight = self._rows_ns - self._short_rows_ns
+        placeholder = self._drafts_ns - self._short_drafts_ns
+        shared = self._extra_refs_ns * size
+        held = self._held_block_ns * size
+        cached = self._cached_block_ns * size
+        committed = self._certain_ns + self._short_rows_ns + self._short_drafts_ns - shared
+        slack = held + shared - self._certain_ns - self._rows_ns - self._drafts_ns - self._garbage_ns
+        slack -= self._lookahead_ns
+        free = self._now * (self.num_blocks - 1) * size - held - cached
+        totals = (in_flight, placeholder, committed, self._garbage_ns, self._lookahead_ns, slack, cached, free)
+        seconds = {name: total / 1e9 for name, total in zip(RESERVATION_CLASSES, totals, strict=True)}
         seconds["placeholder_accepted"] = self._accepted_ns / 1e9
         seconds["placeholder_rejected"] = self._rejected_ns / 1e9
-        seconds["placeholder_discarded"] = (self._slot_ns[1] - self._accepted_ns - self._rejected_ns) / 1e9
+        seconds["placeholder_discarded"] = (placeholder - self._accepted_ns - self._rejected_ns) / 1e9
         return seconds
 
     def content_slot_seconds(self) -> dict[str, float]:
         """Slot-seconds by class of the content account."""
-        return {name: total / 1e9 for name, total in zip(CONTENT_CLASSES, self._content_ns, strict=True)}
+        size = self.block_size
+        held = self._held_block_ns * size
+        cached = self._cached_block_ns * size
+        valid = self._content_valid_ns - self._extra_refs_ns * size
+        blank = held - valid - self._content_garbage_ns
+        free = self._now * (self.num_blocks - 1) * size - held - cached
+        totals = (valid, self._content_garbage_ns, blank, cached, free)
+        return {name: total / 1e9 for name, total in zip(CONTENT_CLASSES, totals, strict=True)}
 
     def usage_mean(self) -> float:
         """Mean of vLLM's kv_cache_usage_perc over time, 0 to 1."""
@@ -209,33 +237,25 @@ class Ledger:
         return self._max_held_blocks / (self.num_blocks - 1)
 
     def _pass_time(self, now: int) -> None:
+        """What the classes are made of is integrated; the classes follow, since they are sums of it."""
         elapsed = now - self._now
         if elapsed == 0:
             return
         self._now = now
-        size = self.block_size
-        shared = self.extra_refs * size
-        held = self.held_blocks * size
-        slots = self._slot_ns
-        in_flight, placeholder, garbage, lookahead = self.in_flight, self.placeholder, self.garbage, self.lookahead
-        cached = self.cached_blocks * size * elapsed
-        free = self.free * elapsed
-        slots[0] += in_flight * elapsed
-        slots[1] += placeholder * elapsed
-        slots[2] += self.committed * elapsed
-        slots[3] += garbage * elapsed
-        slots[4] += lookahead * elapsed
-        slots[5] += self.slack * elapsed
-        slots[6] += cached
-        slots[7] += free
-        content = self._content_ns
-        valid = self._content_valid - shared
-        content[0] += valid * elapsed
-        content[1] += self.content_garbage * elapsed
-        content[2] += (held - valid - self.content_garbage) * elapsed
-        content[3] += cached
-        content[4] += free
+        self._rows_ns += self._rows * elapsed
+        self._drafts_ns += self._drafts * elapsed
+        self._certain_ns += self._certain * elapsed
+        self._garbage_ns += self.garbage * elapsed
+        self._lookahead_ns += self.lookahead * elapsed
         self._held_block_ns += self.held_blocks * elapsed
+        self._cached_block_ns += self.cached_blocks * elapsed
+        self._content_valid_ns += self._content_valid * elapsed
+        self._content_garbage_ns += self.content_garbage * elapsed
+        if self.extra_refs:
+            self._extra_refs_ns += self.extra_refs * elapsed
+        if self._short_rows or self._short_drafts:
+            self._short_rows_ns += self._short_rows * elapsed
+            self._short_drafts_ns += self._short_drafts * elapsed
 
     # Records
 
@@ -262,9 +282,10 @@ class Ledger:
         lookahead = batch.lookahead
         longest = batch.max_model_len
         lossy = self._lossy
-        garbage_delta = lookahead_delta = drafts_total = 0
+        garbage_delta = lookahead_delta = 0
+        reserved_ends = batch.reserved or [0] * len(owners)
         for account, num_tokens, num_drafts, computed, given in zip(
-            owners, batch.tokens, batch.drafts, batch.computed, batch.reserved or repeat(0), strict=False
+            owners, batch.tokens, batch.drafts, batch.computed, reserved_ends
         ):
             end = computed + num_tokens
             if lossy and computed != account.computed:  # See `sim.policies.stale_output`.
@@ -275,7 +296,6 @@ class Ledger:
             account.drafts += num_drafts
             if lossy and account.short is not None:
                 self._recount(account)
-            drafts_total += num_drafts
             reserved = given or end + lookahead
             if reserved > longest:
                 reserved = longest
@@ -294,8 +314,8 @@ class Ledger:
             account.lookahead = ahead
         self.garbage += garbage_delta
         self.lookahead += lookahead_delta
-        self._rows += batch.total_tokens - drafts_total
-        self._drafts += drafts_total
+        self._rows += batch.total_tokens - batch.num_draft_tokens
+        self._drafts += batch.num_draft_tokens
 
     def step_ended(self, now: int, batch: Batch) -> None:
         """The step's rows are in memory, and its rejections are known to the device."""
@@ -303,7 +323,7 @@ class Ledger:
         lossy = self._lossy
         valid_delta = garbage_delta = 0
         for account, num_tokens, num_drafts, accepted in zip(
-            self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted, strict=True
+            self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted
         ):
             if account.closed:
                 self.stale_write_slots += num_tokens
@@ -330,32 +350,29 @@ class Ledger:
         scheduled_at, owners = self._frames.pop(batch.number)
         lossy = self._lossy
         held_ns = now - scheduled_at
-        certain_delta = garbage_delta = lookahead_delta = 0
-        rows = drafts_total = rejected_total = 0
+        garbage_delta = lookahead_delta = rejected_total = 0
+        tokens_total, drafts_total = batch.total_tokens, batch.num_draft_tokens
         for account, num_tokens, num_drafts, rejected, fate in zip(
-            owners, batch.tokens, batch.drafts, returned.rejected, returned.fates, strict=True
+            owners, batch.tokens, batch.drafts, returned.rejected, returned.fates
         ):
             if account.closed:
+                tokens_total -= num_tokens
+                drafts_total -= num_drafts
                 continue
             in_flight = account.in_flight
             computed = account.computed
             end = computed - in_flight + num_tokens
             account.in_flight = in_flight - num_tokens
             account.drafts -= num_drafts
-            rows += num_tokens
-            drafts_total += num_drafts
-            if end > account.written:
-                account.written = end
-            kept = num_tokens
+            written = account.written
+            if end > written:
+                account.written = written = end
             if rejected and (fate == FRESH or fate == DISCARDED):
                 computed -= rejected
                 account.computed = computed
-                kept -= rejected
                 rejected_total += rejected
-            certain_delta += kept
             if lossy and account.short is not None:
                 self._recount(account)
-            written = account.written
             if written > computed:
                 garbage = written - computed
                 reach = written
@@ -373,10 +390,10 @@ class Ledger:
             if ahead != account.lookahead:
                 lookahead_delta += ahead - account.lookahead
                 account.lookahead = ahead
-        self._certain += certain_delta
+        self._certain += tokens_total - rejected_total
         self.garbage += garbage_delta
         self.lookahead += lookahead_delta
-        self._rows -= rows - drafts_total
+        self._rows -= tokens_total - drafts_total
         self._drafts -= drafts_total
         self._rejected_ns += rejected_total * held_ns
         self._accepted_ns += (drafts_total - rejected_total) * held_ns
@@ -458,24 +475,30 @@ class Ledger:
                     hashed[block] = 1
                 continue
             elif kind == FREED:
+                cached = still = 0
                 for block in blocks:
-                    refs[block] -= 1
-                    if refs[block]:
-                        self.extra_refs -= 1
+                    left = refs[block] - 1
+                    refs[block] = left
+                    if left:
+                        still += 1
                     else:
-                        self.held_blocks -= 1
-                        self.cached_blocks += hashed[block]
+                        cached += hashed[block]
+                self.extra_refs -= still
+                self.held_blocks -= len(blocks) - still
+                self.cached_blocks += cached
                 if owner in self.accounts:
                     self._shrink(self.accounts[owner], len(blocks))
                 continue
             elif kind == HIT:
+                idle = 0
                 for block in blocks:
-                    refs[block] += 1
-                    if refs[block] == 1:
-                        self.held_blocks += 1
-                        self.cached_blocks -= 1
-                    else:
-                        self.extra_refs += 1
+                    before = refs[block]
+                    refs[block] = before + 1
+                    if before == 0:
+                        idle += 1
+                self.held_blocks += idle
+                self.cached_blocks -= idle
+                self.extra_refs += len(blocks) - idle
             elif kind == EVICTED:
                 for block in blocks:
                     hashed[block] = 0

@@ -14,7 +14,6 @@ token 1; a verification that returns at 16 ms accepts one of 2 drafts and delive
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,8 +139,8 @@ class _Facts:
         self.arrival_ns = arrival_ns
         self.first_scheduled_ns: int | None = None
         self.first_token_ns: int | None = None
-        self.last_ns: int | None = None
-        """When tokens were delivered last."""
+        self.last_ns = 0
+        """When tokens were delivered last, if any were."""
         self.itl_max_ns = 0
         self.num_deliveries = 0
         self.num_plain = 0
@@ -194,8 +193,8 @@ class Metrics:
         self._e2el_ns = array("q")
         self._tpot_ms = array("d")
         self._itl = IntervalHistogram()
-        self._sampled: Counter[int] = Counter()
-        """Frames by number of tokens they sampled."""
+        self._sampled = [0] * (num_speculative_tokens + 2)
+        """Frames by number of tokens they sampled; grows where a frame has more drafts than that."""
         self.num_requests = 0
         self.num_finished = 0
         self.num_aborted = 0
@@ -254,24 +253,24 @@ class Metrics:
         gap_of_many = -1
         many = 0
         for request, num_drafts, num_sampled, kept, fate in zip(
-            batch.requests, drafts, sampled_column, returned.delivered, returned.fates, strict=True
+            batch.requests, drafts, sampled_column, returned.delivered, returned.fates
         ):
             if not kept:
                 if fate and num_sampled:
                     self._count_waste(request, num_drafts, num_sampled, fate)
                 continue
             facts = live[request.index]
-            facts.num_deliveries += 1
+            deliveries = facts.num_deliveries
+            facts.num_deliveries = deliveries + 1
             if num_drafts:
                 facts.num_draft_tokens += num_drafts
             else:
                 facts.num_plain += 1
-            last = facts.last_ns
+            gap = now - facts.last_ns
             facts.last_ns = now
-            if last is None:
+            if deliveries == 0:
                 facts.first_token_ns = now
                 continue
-            gap = now - last
             if gap > facts.itl_max_ns:
                 facts.itl_max_ns = gap
             if gap != gap_of_many:
@@ -282,21 +281,25 @@ class Metrics:
             many += 1
         if many:
             self._itl.add(gap_of_many, many)
-        num_draft_tokens = sum(drafts)
+        num_draft_tokens = batch.num_draft_tokens
         self.num_steps += 1
         self.num_request_steps += len(drafts)
-        self.num_delivered_tokens += sum(returned.delivered)
+        self.num_delivered_tokens += returned.num_delivered_tokens
         if num_draft_tokens:
-            self.num_drafts += len(drafts) - drafts.count(0)
+            self.num_drafts += batch.num_drafting_frames
             self.num_draft_tokens += num_draft_tokens
-            self.num_accepted_tokens += num_draft_tokens - sum(returned.rejected)
-            self._sampled.update(sampled_column)
+            self.num_accepted_tokens += num_draft_tokens - returned.num_rejected_tokens
+            sampled = self._sampled
+            for num_sampled in sampled_column:
+                while num_sampled >= len(sampled):
+                    sampled.append(0)
+                sampled[num_sampled] = sampled[num_sampled] + 1
         if any(returned.fates):
             for kept, fate in zip(returned.delivered, returned.fates, strict=True):
                 if fate == STALE_DELIVERED:
                     self.num_stale_tokens_delivered += kept
         if returned.finished:
-            for request, trimmed in zip(batch.requests, returned.trimmed, strict=True):
+            for request, trimmed in zip(batch.requests, returned.trimmed):
                 if trimmed:
                     live[request.index].num_trimmed_tokens += trimmed
                     self.num_trimmed_tokens += trimmed
@@ -343,7 +346,6 @@ class Metrics:
     def _finish(self, now: int, facts: _Facts) -> None:
         """The latencies of a request that has finished, and its row."""
         assert facts.first_token_ns is not None
-        assert facts.last_ns is not None
         ttft_ns = facts.first_token_ns - facts.arrival_ns
         e2el_ns = now - facts.arrival_ns
         outputs = facts.request.num_output_tokens
@@ -389,7 +391,7 @@ class Metrics:
                 None if first is None else (first - facts.arrival_ns) / 1e6,
                 tpot_ms,
                 e2el_ms,
-                (last - first) / gaps / 1e6 if first is not None and last is not None and gaps > 0 else None,
+                (last - first) / gaps / 1e6 if first is not None and gaps > 0 else None,
                 facts.itl_max_ns / 1e6 if gaps > 0 else None,
                 facts.num_deliveries,
                 facts.prefix_hit_tokens,
@@ -409,10 +411,7 @@ class Metrics:
     def accepted_per_pos(self) -> list[int]:
         """Entry i: drafts at position i that were accepted; one entry a draft of K."""
         counts = self._sampled
-        return [
-            sum(frames for tokens, frames in counts.items() if tokens > position + 1)
-            for position in range(self._num_speculative_tokens)
-        ]
+        return [sum(counts[position + 2 :]) for position in range(self._num_speculative_tokens)]
 
     def figures(self) -> dict[str, Any]:
         """The summary's figures that follow from requests and frames; None where there is nothing to take one of.
