@@ -67,5 +67,7 @@ clean:
 # If it cannot be compiled, `speckv version` says why; it is not tried again until something changes.
 .venv/.compiled: $(SOURCES) | .venv/.installed
 	@SPECKV_CORE= .venv/bin/speckv version | grep -q "^core: compiled" || { \
-		echo "Compiling the core: about a minute"; $(PIP) install --no-deps -e .; }
+		echo "Compiling the core: about a minute"; \
+		.venv/bin/python -c "import mypyc, setuptools" 2>/dev/null && here=--no-build-isolation; \
+		$(PIP) install --no-deps $$here -e . || [ "$(SPECKV_CORE)" != compiled ]; }
 	@touch $@

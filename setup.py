@@ -142,8 +142,8 @@ class BuildCore(build_ext):
         self.distribution.ext_modules = self.extensions = extensions
         self.swig_opts = None  # or it cannot be finalized a second time
         self.finalize_options()
-        if self.inplace:
-            self._remove(ROOT / "sim")
+        for folder in (Path(self.build_lib), *((ROOT / "sim",) if self.inplace else ())):
+            self._remove(folder)
         super().run()
         self._note(ROOT if self.inplace else Path(self.build_lib), recorded)
 

@@ -46,6 +46,8 @@ def _misfit() -> str | None:
             lines = [line.rstrip().split(" ", 2) for line in record]
     except OSError:
         return f"none was compiled for this Python{again}"
+    if not lines or any(len(line) != 3 for line in lines):
+        return f"{_RECORD} is damaged{again and again + ' again'}"
     for kind, was, source in lines:
         if kind == "failed":
             return f"it could not be compiled: {source}"

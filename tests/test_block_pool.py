@@ -167,7 +167,7 @@ class PoolMachine(RuleBasedStateMachine):
     def touch_one_that_holds_nothing(self, data: st.DataObject) -> None:
         empty = [block for block in self.queue if block not in self.hashes]
         block = data.draw(st.sampled_from([0, *empty]))
-        with pytest.raises(ValueError, match="cannot be referred to|holds nothing"):
+        with pytest.raises(ValueError, match=r"cannot be referred to|holds nothing"):
             self.pool.touch([*list(self.refs)[:1], block])
 
     @precondition(lambda self: self.refs)

@@ -129,6 +129,10 @@ def none(root: Path) -> None:
     (root / f"sim/_core__mypyc{SUFFIX}.txt").unlink()
 
 
+def damage(root: Path) -> None:
+    (root / f"sim/_core__mypyc{SUFFIX}.txt").write_text("")
+
+
 def checkout(root: Path) -> None:
     (root / "pyproject.toml").touch()
     edit(root)
@@ -143,6 +147,7 @@ MISFITS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a module missing": (remove, "the compiled sim/records.py is missing"),
     "could not be compiled": (fail, "it could not be compiled: no C compiler that finds Python.h"),
     "never compiled": (none, "none was compiled for this Python"),
+    "a record cut short": (damage, f"{{root}}/sim/_core__mypyc{SUFFIX}.txt is damaged"),
 }
 
 
@@ -156,6 +161,7 @@ def test_the_compiled_core_runs_where_it_fits(tree: Path) -> None:
 def test_the_plain_one_runs_where_it_does_not(case: str, tree: Path) -> None:
     change, reason = MISFITS[case]
     change(tree)
+    reason = reason.replace("{root}", str(tree))
     assert python("-c", WHICH, core=None, cwd=tree, path=tree).stdout == f"plain ({reason})\n"
     refused = python("-c", "import sim.records", core="compiled", cwd=tree, path=tree, code=1).stderr
     assert f"ImportError: SPECKV_CORE=compiled: there is no compiled core that fits: {reason}" in refused
