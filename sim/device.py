@@ -266,7 +266,7 @@ class Device:
         assert self.acceptance is not None
         runs = request.runs
         first = len(runs)
-        count = max(output + 1 - first, min(max(request.max_tokens - first, 1), _RUN_CHUNK))
+        count: int = max(output + 1 - first, min(max(request.max_tokens - first, 1), _RUN_CHUNK))
         if first == 0 and self._rows_of is not None and count <= _RUN_CHUNK:
             rows = self._rows
             row = request.index - self._first_row

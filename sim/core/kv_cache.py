@@ -6,10 +6,15 @@ and `FullAttentionManager`, for one group of full attention.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.core.block_pool import BlockPool
 from sim.core.request import Request
 from sim.core.settings import Reservation
 from sim.records import EVICTED, FREED, HASHED, HIT, TAKEN, BlockOperation
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 
 class KVCache:
@@ -54,8 +59,8 @@ class KVCache:
         `tracks_reservation`: keep `num_reserved_tokens` of each request, for those who undo by it.
         """
         self.pool = pool
-        self.block_size = block_size
-        self.max_model_len = max_model_len
+        self.block_size: i64 = block_size
+        self.max_model_len: i64 = max_model_len
         self.enable_prefix_caching = enable_prefix_caching
         self.drop_last_hit_block = drop_last_hit_block
         self.hit_margin_tokens = hit_margin_tokens
@@ -89,7 +94,7 @@ class KVCache:
             hit.pop()
         return hit
 
-    def extend(self, request: Request, num_new_tokens: int, num_lookahead_tokens: int) -> bool:
+    def extend(self, request: Request, num_new_tokens: i64, num_lookahead_tokens: i64) -> bool:
         """Slots for a running request's next tokens. False, and nothing changed, if blocks are lacking."""
         end = request.num_computed_tokens + num_new_tokens
         slots = end + num_lookahead_tokens
@@ -166,13 +171,13 @@ class KVCache:
         self.operations.append((TAKEN, request.index, taken))
         request.block_table.extend(taken)
 
-    def commit(self, request: Request, num_tokens: int) -> None:
+    def commit(self, request: Request, num_tokens: i64) -> None:
         """Full blocks up to num_tokens join the prefix cache, unless they hold output and that is not cached yet."""
         if not self.cache_outputs and num_tokens > request.num_prompt_tokens:
             num_tokens = request.num_prompt_tokens
         self.commit_all(request, num_tokens)
 
-    def commit_all(self, request: Request, num_tokens: int) -> None:
+    def commit_all(self, request: Request, num_tokens: i64) -> None:
         """Full blocks up to num_tokens join the prefix cache, whatever they hold."""
         full = num_tokens // self.block_size
         first = request.num_cached_blocks

@@ -5,7 +5,10 @@ Knows nothing of pools, schedulers or time. `arrival` is only compared.
 
 from __future__ import annotations
 
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int that a compiled core keeps as it is
 
 WAITING: Final = 0
 RUNNING: Final = 1
@@ -85,36 +88,36 @@ class Request:
         if num_prompt_tokens < 1 or max_tokens < 1:
             raise ValueError(f"request {id}: a prompt of {num_prompt_tokens} and max_tokens of {max_tokens}; both >= 1")
         self.id = id
-        self.index = index
+        self.index: i64 = index
         self.arrival = arrival
         self.priority = priority
         self.content = content
-        self.num_prompt_tokens = num_prompt_tokens
-        self.max_tokens = max_tokens
-        self.num_output_limit = max_tokens if num_output_limit is None else min(max_tokens, num_output_limit)
+        self.num_prompt_tokens: i64 = num_prompt_tokens
+        self.max_tokens: i64 = max_tokens
+        self.num_output_limit: i64 = max_tokens if num_output_limit is None else min(max_tokens, num_output_limit)
         """Outputs after which the request stops: max_tokens, or less where an end token comes first."""
-        self.status: int = WAITING
-        self.num_tokens = num_prompt_tokens
+        self.status: i64 = WAITING
+        self.num_tokens: i64 = num_prompt_tokens
         """Confirmed tokens: prompt and delivered output."""
-        self.num_output_tokens = 0
-        self.num_computed_tokens = 0
-        self.num_output_placeholders = 0
-        self.num_drafts = 0
+        self.num_output_tokens: i64 = 0
+        self.num_computed_tokens: i64 = 0
+        self.num_output_placeholders: i64 = 0
+        self.num_drafts: i64 = 0
         """Drafts proposed for the next frame."""
-        self.num_in_flight_tokens = 0
-        self.num_stale_output_tokens = 0
+        self.num_in_flight_tokens: i64 = 0
+        self.num_stale_output_tokens: i64 = 0
         """Tokens of frames in flight whose request has been preempted since (0.27 on)."""
         self.drop_stale_output = False
-        self.async_tokens_to_discard = 0
+        self.async_tokens_to_discard: i64 = 0
         """0.22 to 0.26: what a reset of running requests marked for discarding."""
         self.is_prefill_chunk = False
         """After its last schedule the request was still short of its confirmed tokens."""
-        self.num_preemptions = 0
+        self.num_preemptions: i64 = 0
         self.block_table: list[int] = []
         self.block_hashes: list[BlockHash] = []
-        self.num_reserved_tokens = 0
+        self.num_reserved_tokens: i64 = 0
         """End of the slots that were reserved last; kept where the reservation or the undoing wants to know."""
-        self.num_cached_blocks = 0
+        self.num_cached_blocks: i64 = 0
         """Leading blocks of the table that have joined the prefix cache since admission."""
 
     def become(self, status: int) -> None:

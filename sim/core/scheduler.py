@@ -7,6 +7,8 @@ its versions comes in as `Rules`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.core.batch import BatchBuilder
 from sim.core.block_pool import BlockPool
 from sim.core.crash import EngineCrash
@@ -17,6 +19,9 @@ from sim.core.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from sim.core.request import FINISHED, PREEMPTED, RUNNING, Request
 from sim.core.settings import DraftLength, Rules, Settings
 from sim.records import DISCARDED, FRESH, STALE_DROPPED, UNKNOWN, Batch, Interruption, Returned
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 
 class Scheduler:
@@ -120,11 +125,12 @@ class Scheduler:
         batch = builder.batch
         requests, tokens, drafts = batch.requests, batch.tokens, batch.drafts
         computed_before, epochs = batch.computed, batch.epochs
-        draft_slots = self._draft_slots
+        draft_slots: i64 = self._draft_slots
         negative_frames = self._rules.negative_frames
-        lookahead = settings.num_lookahead_tokens
-        longest = settings.max_model_len - 1
-        token_budget, input_budget = builder.token_budget, builder.input_budget
+        lookahead: i64 = settings.num_lookahead_tokens
+        longest: i64 = settings.max_model_len - 1
+        token_budget: i64 = builder.token_budget
+        input_budget: i64 = builder.input_budget
         prefill_scheduled = False
         index = 0
         while index < len(running) and token_budget > 0 and input_budget > draft_slots:
@@ -311,8 +317,8 @@ class Scheduler:
         if self._rules.negative_frames and min(batch.tokens) < 0:
             raise EngineCrash(f"a batch with a frame of {min(batch.tokens)} tokens returned")
         is_async = self._settings.async_scheduling
-        max_model_len = self._settings.max_model_len
-        block_size = self._settings.block_size
+        max_model_len: i64 = self._settings.max_model_len
+        block_size: i64 = self._settings.block_size
         undo_frees = self._rules.undo.frees
         delivered = result.delivered  # grows frame by frame, so its length is the number of the frame in hand
         fates = result.fates = [FRESH] * len(sampled)

@@ -34,6 +34,8 @@ from sim.records import (
 )
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from sim.core.request import Request
 
 RESERVATION_CLASSES = (
@@ -70,22 +72,22 @@ class Account:
     )
 
     def __init__(self, computed: int) -> None:
-        self.computed = computed
-        self.hit = computed
+        self.computed: i64 = computed
+        self.hit: i64 = computed
         self.closed = False
         """Its request was preempted, aborted or has ended: frames in flight are stale."""
-        self.in_flight = 0
-        self.drafts = 0
+        self.in_flight: i64 = 0
+        self.drafts: i64 = 0
         """Of what is in flight: drafts."""
-        self.blocks = 0
-        self.capacity = 0
+        self.blocks: i64 = 0
+        self.capacity: i64 = 0
         """Slots of these blocks."""
-        self.written = computed
-        self.reserved = 0
-        self.garbage = 0
-        self.lookahead = 0
-        self.content_valid = computed
-        self.content_written = computed
+        self.written: i64 = computed
+        self.reserved: i64 = 0
+        self.garbage: i64 = 0
+        self.lookahead: i64 = 0
+        self.content_valid: i64 = computed
+        self.content_written: i64 = computed
         self.short: tuple[int, int] | None = None
 
 
@@ -99,6 +101,8 @@ class Ledger:
         self.block_size = block_size
         self.accounts: dict[int, Account] = {}
         """Requests that hold blocks, by index."""
+        self._account_of: dict[Request, Account] = {}
+        """The same by request, which is found faster."""
         self.refs = [1] + [0] * (num_blocks - 1)
         self.hashed = [0] * num_blocks
         """By block: 1 if it has a hash."""
@@ -265,24 +269,27 @@ class Ledger:
         for request in batch.preempted:
             self._close(request)
         accounts = self.accounts
+        account_of = self._account_of
         first_admitted = batch.num_running_frames
         for number in range(first_admitted, len(batch.requests)):
             request = batch.requests[number]
             hit = batch.computed[number]
             account = Account(hit)
             accounts[request.index] = account
+            account_of[request] = account
             self._certain += hit
             self._content_valid += hit
         if batch.block_operations:
             self._apply(batch.block_operations)
         if not batch.requests:
             return
-        owners = [accounts[request.index] for request in batch.requests]
+        owners = [account_of[request] for request in batch.requests]
         self._frames[batch.number] = (now, owners)
         lookahead = batch.lookahead
         longest = batch.max_model_len
         lossy = self._lossy
-        garbage_delta = lookahead_delta = 0
+        garbage_delta: i64 = 0
+        lookahead_delta: i64 = 0
         reserved_ends = batch.reserved or [0] * len(owners)
         for account, num_tokens, num_drafts, computed, given in zip(
             owners, batch.tokens, batch.drafts, batch.computed, reserved_ends
@@ -321,7 +328,8 @@ class Ledger:
         """The step's rows are in memory, and its rejections are known to the device."""
         self._pass_time(now)
         lossy = self._lossy
-        valid_delta = garbage_delta = 0
+        valid_delta: i64 = 0
+        garbage_delta: i64 = 0
         for account, num_tokens, num_drafts, accepted in zip(
             self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted
         ):
@@ -350,7 +358,9 @@ class Ledger:
         scheduled_at, owners = self._frames.pop(batch.number)
         lossy = self._lossy
         held_ns = now - scheduled_at
-        garbage_delta = lookahead_delta = rejected_total = 0
+        garbage_delta: i64 = 0
+        lookahead_delta: i64 = 0
+        rejected_total = 0
         tokens_total, drafts_total = batch.total_tokens, batch.num_draft_tokens
         for account, num_tokens, num_drafts, rejected, fate in zip(
             owners, batch.tokens, batch.drafts, returned.rejected, returned.fates
@@ -418,6 +428,7 @@ class Ledger:
         account = self.accounts.pop(request.index, None)
         if account is None:
             return
+        del self._account_of[request]
         account.closed = True
         self._certain -= account.computed - account.in_flight
         self._rows -= account.in_flight - account.drafts

@@ -22,6 +22,8 @@ import numpy as np
 from sim.records import DISCARDED, STALE_DELIVERED, UNKNOWN, Batch, Interruption, Returned
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from sim.core.request import Request
 
 RequestRow = tuple[int | float | str | None, ...]
@@ -136,29 +138,29 @@ class _Facts:
 
     def __init__(self, request: Request, arrival_ns: int) -> None:
         self.request = request
-        self.arrival_ns = arrival_ns
+        self.arrival_ns: i64 = arrival_ns
         self.first_scheduled_ns: int | None = None
         self.first_token_ns: int | None = None
-        self.last_ns = 0
+        self.last_ns: i64 = 0
         """When tokens were delivered last, if any were."""
-        self.itl_max_ns = 0
-        self.num_deliveries = 0
-        self.num_plain = 0
+        self.itl_max_ns: i64 = 0
+        self.num_deliveries: i64 = 0
+        self.num_plain: i64 = 0
         """Deliveries of frames without drafts; all others verified some."""
-        self.num_draft_tokens = 0
-        self.num_discarded_drafts = 0
+        self.num_draft_tokens: i64 = 0
+        self.num_discarded_drafts: i64 = 0
         """Verified frames whose tokens were discarded, but which count as drafted and accepted all the same."""
-        self.num_discarded_accepted = 0
-        self.num_discarded_tokens = 0
-        self.num_trimmed_tokens = 0
+        self.num_discarded_accepted: i64 = 0
+        self.num_discarded_tokens: i64 = 0
+        self.num_trimmed_tokens: i64 = 0
         self.prefix_hit_tokens: int | None = None
         self.stay_hit: int | None = None
         """What its latest admission found in the prefix cache; None while it is not running."""
-        self.chunk_end = 0
+        self.chunk_end: i64 = 0
         """Where its latest chunk of prefill or recomputation ends."""
-        self.computed_before = 0
+        self.computed_before: i64 = 0
         """Confirmed tokens that some stay among the running requests had computed."""
-        self.recomputed_tokens = 0
+        self.recomputed_tokens: i64 = 0
 
 
 class Metrics:
@@ -187,8 +189,8 @@ class Metrics:
         self._room = room
         self._slo_ms = (slo_ttft_ms, slo_tpot_ms, slo_e2el_ms)
         self._num_speculative_tokens = num_speculative_tokens
-        self._live: dict[int, _Facts] = {}
-        """Requests under way, by index."""
+        self._live: dict[Request, _Facts] = {}
+        """Requests under way."""
         self._ttft_ns = array("q")
         self._e2el_ns = array("q")
         self._tpot_ms = array("d")
@@ -222,7 +224,7 @@ class Metrics:
         """Begin its facts. It counts as arrived when its workload says, which may be before the scheduler looks."""
         self.num_requests += 1
         spec = getattr(request, "spec", None)
-        self._live[request.index] = _Facts(request, now if spec is None else spec.arrival_ns)
+        self._live[request] = _Facts(request, now if spec is None else spec.arrival_ns)
 
     def scheduled(self, now: int, batch: Batch) -> None:
         """Note preemptions, admissions and where chunks end."""
@@ -231,10 +233,10 @@ class Metrics:
         if batch.preempted:
             self.num_preemptions += len(batch.preempted)
             for request in batch.preempted:
-                _end_stay(live[request.index])
+                _end_stay(live[request])
         first_admitted = batch.num_running_frames
         for number in range(first_admitted, len(requests)):
-            facts = live[requests[number].index]
+            facts = live[requests[number]]
             facts.stay_hit = batch.computed[number]
             if not batch.resumed[number - first_admitted]:
                 facts.first_scheduled_ns = now
@@ -242,7 +244,7 @@ class Metrics:
         if not all(batch.samples):
             for number, samples in enumerate(batch.samples):
                 if not samples:
-                    live[requests[number].index].chunk_end = batch.computed[number] + batch.tokens[number]
+                    live[requests[number]].chunk_end = batch.computed[number] + batch.tokens[number]
 
     def updated(self, now: int, returned: Returned) -> None:
         """Count what came back. The loop runs for every frame of the run."""
@@ -250,7 +252,7 @@ class Metrics:
         sampled_column = returned.sampled
         drafts = batch.drafts
         live = self._live
-        gap_of_many = -1
+        gap_of_many: i64 = -1
         many = 0
         for request, num_drafts, num_sampled, kept, fate in zip(
             batch.requests, drafts, sampled_column, returned.delivered, returned.fates
@@ -259,7 +261,7 @@ class Metrics:
                 if fate and num_sampled:
                     self._count_waste(request, num_drafts, num_sampled, fate)
                 continue
-            facts = live[request.index]
+            facts = live[request]
             deliveries = facts.num_deliveries
             facts.num_deliveries = deliveries + 1
             if num_drafts:
@@ -301,21 +303,21 @@ class Metrics:
         if returned.finished:
             for request, trimmed in zip(batch.requests, returned.trimmed):
                 if trimmed:
-                    live[request.index].num_trimmed_tokens += trimmed
+                    live[request].num_trimmed_tokens += trimmed
                     self.num_trimmed_tokens += trimmed
             for request in returned.finished:
-                self._finish(now, live.pop(request.index))
+                self._finish(now, live.pop(request))
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
         """Note who was preempted or aborted."""
         if interruption.kind != "abort":
             self.num_preemptions += len(interruption.requests)
             for request in interruption.requests:
-                _end_stay(self._live[request.index])
+                _end_stay(self._live[request])
             return
         for request in interruption.requests:
             self.num_aborted += 1
-            self._hand_on(self._live.pop(request.index), "aborted", now, None, None)
+            self._hand_on(self._live.pop(request), "aborted", now, None, None)
 
     def closed(self, now: int) -> None:
         """The run is over: hand on the rows of those that have not ended, in order of arrival."""
@@ -336,7 +338,7 @@ class Metrics:
             self.num_ignored_tokens += num_sampled
             return
         self.num_stale_tokens_dropped += num_sampled
-        facts = self._live[request.index]
+        facts = self._live[request]
         facts.num_discarded_tokens += num_sampled
         if fate == DISCARDED and num_drafts:
             facts.num_discarded_drafts += 1
@@ -346,18 +348,21 @@ class Metrics:
     def _finish(self, now: int, facts: _Facts) -> None:
         """The latencies of a request that has finished, and its row."""
         assert facts.first_token_ns is not None
-        ttft_ns = facts.first_token_ns - facts.arrival_ns
-        e2el_ns = now - facts.arrival_ns
-        outputs = facts.request.num_output_tokens
-        tpot_ms = (facts.last_ns - facts.first_token_ns) / (outputs - 1) / 1e6 if outputs > 1 else None
+        ttft_ns: int = facts.first_token_ns - facts.arrival_ns
+        e2el_ns: int = now - facts.arrival_ns
+        decoding_ns: int = facts.last_ns - facts.first_token_ns
+        outputs: int = facts.request.num_output_tokens
+        tpot_ms = decoding_ns / (outputs - 1) / 1e6 if outputs > 1 else None
         self.num_finished += 1
         self._ttft_ns.append(ttft_ns)
         self._e2el_ns.append(e2el_ns)
         if tpot_ms is not None:
             self._tpot_ms.append(tpot_ms)
-        values_ms = (ttft_ns / 1e6, tpot_ms or 0.0, e2el_ns / 1e6)
-        self.num_good += all(
-            limit is None or value <= limit for value, limit in zip(values_ms, self._slo_ms, strict=True)
+        most_ttft_ms, most_tpot_ms, most_e2el_ms = self._slo_ms
+        self.num_good += (
+            (most_ttft_ms is None or ttft_ns / 1e6 <= most_ttft_ms)
+            and (most_tpot_ms is None or (tpot_ms or 0.0) <= most_tpot_ms)
+            and (most_e2el_ms is None or e2el_ns / 1e6 <= most_e2el_ms)
         )
         self._hand_on(facts, "finished", now, tpot_ms, e2el_ns / 1e6)
 
@@ -372,8 +377,11 @@ class Metrics:
         request = facts.request
         spec = getattr(request, "spec", None)
         in_conversation = spec is not None and spec.conversation >= 0
-        first, last = facts.first_token_ns, facts.last_ns
-        gaps = facts.num_deliveries - 1
+        arrival: int = facts.arrival_ns
+        first = facts.first_token_ns
+        last: int = facts.last_ns
+        longest: int = facts.itl_max_ns
+        gaps: int = facts.num_deliveries - 1
         delivered_accepted = request.num_output_tokens + facts.num_trimmed_tokens - facts.num_deliveries
         self._on_row(
             (
@@ -382,17 +390,17 @@ class Metrics:
                 status,
                 spec.conversation if spec is not None and in_conversation else None,
                 spec.turn if spec is not None and in_conversation else None,
-                facts.arrival_ns,
+                arrival,
                 facts.first_scheduled_ns,
                 first,
                 finish_ns,
                 request.num_prompt_tokens,
                 request.num_output_tokens,
-                None if first is None else (first - facts.arrival_ns) / 1e6,
+                None if first is None else (first - arrival) / 1e6,
                 tpot_ms,
                 e2el_ms,
                 (last - first) / gaps / 1e6 if first is not None and gaps > 0 else None,
-                facts.itl_max_ns / 1e6 if gaps > 0 else None,
+                longest / 1e6 if gaps > 0 else None,
                 facts.num_deliveries,
                 facts.prefix_hit_tokens,
                 facts.recomputed_tokens,
