@@ -24,7 +24,8 @@ class SegmentContent:
     def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
         """See `sim.core.request.Content`. A tuple of integers has the same hash in every process.
 
-        What is hashed is the block before and the pieces, three numbers each; a block of one piece is full, so two do.
+        What is hashed is the block before and what is new: nothing where the block only goes on with the stream that
+        the one before ended with, its stream and start where it is one piece, else its pieces.
         """
         size = self._block_size
         parent: BlockHash = hashes[-1] if hashes else 0
@@ -33,20 +34,28 @@ class SegmentContent:
             stream, first, tokens = self._segments[0]
             whole = min(count, tokens // size)
             while index < whole:
-                parent = hash((parent, stream, first + index * size))
+                parent = hash((parent,)) if index > 0 else hash((parent, stream, first))
                 hashes.append(parent)
                 index += 1
         prompt = self._num_prompt_tokens
-        output = self._output
         while index < count:
-            start = index * size - prompt
-            if start >= 0:
-                parent = hash((parent, output, start))
+            if index * size > prompt:
+                parent = hash((parent,))
             else:
                 pieces = self.pieces(index)
-                parent = hash((parent, *(pieces if len(pieces) > 3 else pieces[:2])))
+                if len(pieces) > 3:
+                    parent = hash((parent, *pieces))
+                elif index > 0 and self._goes_on(index, pieces):
+                    parent = hash((parent,))
+                else:
+                    parent = hash((parent, pieces[0], pieces[1]))
             hashes.append(parent)
             index += 1
+
+    def _goes_on(self, index: int, piece: list[int]) -> bool:
+        """Whether block `index`, which is one piece, begins where the block before it ended."""
+        stream, start, count = self.pieces(index - 1)[-3:]
+        return stream == piece[0] and start + count == piece[1]
 
     def pieces(self, index: int) -> list[int]:
         """Block `index` as (stream, start, count) triples in one flat list; pieces that continue each other are one."""
