@@ -1,6 +1,7 @@
 # make run      install into .venv and run the quickstart
 # make test     what CI runs: lint, types, import contracts, tests with coverage, and those of the core on the compiled one
 # make lint     the first three of those
+# make instructions  count what a small run executes; fail if that has grown by more than 10 percent (test does so too)
 # make compile  compile the core if its sources have changed; run and test do so too (SPECKV_CORE=plain: they do not)
 # make clean    remove .venv, the compiled core, caches and build output (never results/)
 
@@ -17,7 +18,7 @@ BESIDE_THE_CORE := acceptance_% calibrat% compare% compiled explain importing mo
 	models_shapes notebook% pictures python_docs report scenario% step_timers timeline tune validation wheel workloads_%
 CORE_TESTS := $(filter-out $(BESIDE_THE_CORE:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
-.PHONY: help run test lint compile clean
+.PHONY: help run test lint instructions compile clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,12 +31,16 @@ test: lint $(COMPILED)
 	@if .venv/bin/speckv version | grep -q "^core: compiled"; then \
 		SPECKV_CORE=compiled .venv/bin/python -m pytest -n 2 --dist loadgroup $(CORE_TESTS); \
 	else .venv/bin/speckv version; echo "No compiled core: the tests have run on the plain one only."; fi
+	.venv/bin/python benchmarks/instructions.py
 
 lint: .venv/.installed-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
+
+instructions: .venv/.installed-dev $(COMPILED)
+	.venv/bin/python benchmarks/instructions.py
 
 compile: .venv/.compiled
 	@.venv/bin/speckv version

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "load_scenario", "simulate", "sweep"]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {"load_scenario": "sim.scenario", "simulate": "sim.run", "sweep": "sim.sweep"}
 

@@ -90,7 +90,7 @@ def make_sweep(folder: Path, *, evil: bool = False) -> Path:
         **{"schema_version": 1, "name": "by-hand", "complete": True, "sweep_digest": "0", "set": {}, "seeds": [0, 1]},
         **{"columns": [key, load, label], "num_points": 8, "num_runs": 16, "limits": {"time_s": None}},
         **{
-            "speckv": "0.1.0.dev0",
+            "speckv": "0.2.0.dev0",
             "started": "then",
             "finished": "now",
             "inputs": [],

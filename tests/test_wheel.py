@@ -123,7 +123,7 @@ def test_the_command_says_which_core_runs(wheel: Path, installed: Command) -> No
 
 def test_the_wheel_is_speckv_with_one_command(wheel: Path) -> None:
     name, version, *_ = wheel.name.split("-")
-    assert (name, version) == ("speckv", "0.1.0.dev0")
+    assert (name, version) == ("speckv", "0.2.0.dev0")
     scripts = ConfigParser()
     with zipfile.ZipFile(wheel) as archive:
         scripts.read_string(archive.read(f"speckv-{version}.dist-info/entry_points.txt").decode())
@@ -153,8 +153,8 @@ def test_importing_the_package_loads_no_library(installed: Command) -> None:
 
 
 def test_the_command_says_its_version_and_its_help(installed: Command) -> None:
-    assert "0.1.0.dev0" in installed("speckv", "--version")
-    assert "0.1.0.dev0" in installed("python", "-m", "sim", "--version")
+    assert "0.2.0.dev0" in installed("speckv", "--version")
+    assert "0.2.0.dev0" in installed("python", "-m", "sim", "--version")
     assert "run" in installed("speckv", "--help")
 
 
