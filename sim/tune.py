@@ -4,8 +4,9 @@ Knows candidates, halving and what vLLM calls the settings; must not know how ru
 
 Successive halving over seeds: all candidates see seed 0, the better half of them more seeds, and so on until two are
 left, which get the rest of the budget. All see the same seeds in the same order, and differences are taken seed by
-seed. Candidates whose objective is within `TIE` of the best count as equal, and the one with the shorter mean time from
-arrival to end goes first: at low load all serve what comes, and latency is what is left to choose by.
+seed. Candidates whose objective is within `TIE` of the best count as equal, and so do those that three seeds or more do
+not tell apart from it; the one with the shorter mean time from arrival to end goes first. At low load all serve what
+comes, and latency is what is left to choose by; else it varies less from seed to seed than a count of good requests.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ TIE: Final = 0.0025
 """Objectives this near, as a share of the best, are equal."""
 BUDGET: Final = 4
 """A full grid takes so many times the runs of the search."""
+_SEEDS_TO_TELL: Final = 3
+"""From so many seeds on an interval of differences says something."""
 _FACTORS: Final = (2.0, 4.0)
 _SPECULATION: Final = "engine.speculative_config"
 _ARRIVALS: Final = "workload.synthetic.arrivals"
@@ -150,7 +153,11 @@ class Tuning:
     def tied(self) -> bool:
         """Whether the two are equal in the objective, and latency decided."""
         margin = self.margin
-        return margin is not None and abs(margin.mean) <= TIE * abs(self.best.mean)
+        if margin is None:
+            return False
+        if abs(margin.mean) <= TIE * abs(self.best.mean):
+            return True
+        return margin.num_values >= _SEEDS_TO_TELL and not margin.excludes_zero
 
 
 def tune(
@@ -364,13 +371,22 @@ class _Search:
 
 
 def ranking(scores: Sequence[Score]) -> list[Score]:
-    """Best first: the highest mean, but those within `TIE` of it by their mean time from arrival to end."""
+    """Best first: the highest mean, but those that are equal to it by their mean time from arrival to end."""
     if not scores:
         return []
-    most = max(score.mean for score in scores)
-    equal = [score for score in scores if score.mean >= most - TIE * abs(most)]
+    best = max(scores, key=lambda score: score.mean)
+    equal = [score for score in scores if _equal(best, score)]
     others = [score for score in scores if score not in equal]
     return sorted(equal, key=lambda score: interval(score.e2el_ms).mean) + sorted(others, key=lambda score: -score.mean)
+
+
+def _equal(best: Score, other: Score) -> bool:
+    """Whether the other is within `TIE` of the best, or not told apart from it by the seeds."""
+    if other.mean >= best.mean - TIE * abs(best.mean):
+        return True
+    if len(best.objective) < _SEEDS_TO_TELL or len(best.objective) != len(other.objective):
+        return False
+    return not paired_difference(best.objective, other.objective).excludes_zero
 
 
 def load_of(scenario: Scenario, factor: float) -> tuple[str, float | int] | None:

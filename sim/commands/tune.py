@@ -165,7 +165,7 @@ def _show_tuning(tuning: Tuning, table: Path | None) -> None:
         said = f"{_signed(margin)} {unit}{_percent(margin.over(tuning.runner_up.mean))}"
         print(f"runner-up    {tuning.runner_up.candidate}: the first is ahead by {said}")
         if tuning.tied:
-            print("             the two are equal in that; the first takes less time from arrival to end")
+            print("             that does not tell the two apart; the first takes less time from arrival to end")
         elif count > 1 and not tuning.told_apart:
             print("             too near to tell apart with these seeds")
     near = ""
