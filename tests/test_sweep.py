@@ -315,9 +315,9 @@ def test_a_read_only_file_system_is_said_before_anything_runs(tiny: Path, tmp_pa
 
 
 def test_a_worker_without_memory_is_told_and_the_others_go_on(tiny: Path, tmp_path: Path) -> None:
-    """The workers may take 1.2 GB of addresses, and a pool of forty million blocks is more."""
-    given = spec(tiny, axes={"grid": {"engine.num_gpu_blocks": [60, 40_000_000, 61]}}, seeds=1)
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1_200_000_000, 1_200_000_000)); "
+    """The workers may take 0.9 GB of addresses, and a pool of ten million blocks is more."""
+    given = spec(tiny, axes={"grid": {"engine.num_gpu_blocks": [60, 10_000_000, 61]}}, seeds=1)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (900_000_000, 900_000_000)); "
     assert start(given, tmp_path, limit).wait(timeout=60) == 0
     frame = load(tmp_path / "t")
     assert list(frame["status"]) == ["ok", "memory_limit", "ok"]
