@@ -698,7 +698,7 @@ def _acceptance(scenario: Scenario) -> AcceptanceModel | None:
         return None
     k = speculation.num_speculative_tokens
     if given.model == "geometric":
-        return Geometric(scenario.seed, given.rate, max(k, 64))
+        return Geometric(scenario.seed, given.rate, max(k, 1))  # more than K are never accepted
     if given.model != "replay":
         section = given.model_dump()
         if given.model == "profile":

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from workloads.spec import RequestSpec
 
 _RUN_CHUNK = 256
+_BEYOND = 16
+"""Output positions behind the end for which runs are drawn with the others: frames in flight may verify drafts there."""
 _BULK = 64
 """Requests whose first runs are drawn at once, where the model can: they arrive one after the other."""
 
@@ -266,14 +268,15 @@ class Device:
         assert self.acceptance is not None
         runs = request.runs
         first = len(runs)
-        count: int = max(output + 1 - first, min(max(request.max_tokens - first, 1), _RUN_CHUNK))
+        ahead: int = max(request.max_tokens - first, 0) + _BEYOND
+        count: int = max(output + 1 - first, min(ahead, _RUN_CHUNK))
         if first == 0 and self._rows_of is not None and count <= _RUN_CHUNK:
             rows = self._rows
             row = request.index - self._first_row
             if rows is None or not 0 <= row < _BULK or rows.shape[1] < count:
                 row = request.index % _BULK
                 self._first_row = request.index - row
-                rows = self._rows = self._rows_of(self._first_row, _BULK, 1 << (count - 1).bit_length())
+                rows = self._rows = self._rows_of(self._first_row, _BULK, -(-count // _BEYOND) * _BEYOND)
             runs.extend(rows[row, :count].tolist())
             return
         runs.extend(self.acceptance.runs(request.index, first, count).tolist())
