@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _RUN_CHUNK = 256
 _BEYOND = 16
-"""Output positions behind the end for which runs are drawn with the others: frames in flight may verify drafts there."""
+"""Output positions behind the end that runs are drawn for as well: frames in flight may verify drafts there."""
 _BULK = 64
 """Requests whose first runs are drawn at once, where the model can: they arrive one after the other."""
 
