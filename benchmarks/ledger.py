@@ -15,6 +15,7 @@ from timeit import repeat
 from typing import Any
 
 from sim.build import build
+from sim.compiled import CORE
 from sim.observers.garbage import Garbage
 from sim.scenario import load_scenario
 
@@ -44,7 +45,7 @@ def measure(scenario: str, num_requests: int) -> tuple[float, float, float, int]
     simulation = build(loaded)
     settings = simulation.settings
     timed = Timed(simulation.ledger), Timed(Garbage(simulation.ledger, settings.block_size))
-    observers = simulation._engine._observers
+    observers = simulation._observers
     observers[observers.index(simulation.ledger)] = timed[0]
     simulation.add_observer(timed[1])
     began = time.thread_time_ns()
@@ -64,7 +65,9 @@ def main() -> None:
     loop = min(repeat("for i in numbers: x = i + 1", "numbers = range(1000)", number=300)) / 300
     rounds = [measure(arguments.scenario, arguments.requests) for _ in range(3)]
     rest, ledger, distributions = (min(found[number] for found in rounds) for number in range(3))
-    print(f"{arguments.scenario}, {rounds[0][3]:,} request-steps, microseconds a request-step, best of three")
+    print(
+        f"{arguments.scenario}, {CORE.name} core, {rounds[0][3]:,} request-steps, microseconds a request-step, best of three"
+    )
     print(f"  (a turn of the loop `for i in numbers: x = i + 1` takes {loop * 1e6:.0f} ns here)")
     print(f"  scheduler, engine, device   {rest:6.3f}")
     print(f"  ledger                      {ledger:6.3f}   {ledger / rest:5.2f} of it; allowed: 1")
