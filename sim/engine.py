@@ -97,6 +97,7 @@ class Engine:
         self._max_time_ns = max_time_ns
         self._max_steps = max_steps
         self._observers: list[Any] = []
+        self._arrived_handlers: list[Any] = []
         self._inbox: deque[SimulatedRequest | tuple[OutsideEvent, int]] = deque()
         self._wake: simpy.Event | None = None
         self._work: simpy.Event | None = None
@@ -203,13 +204,12 @@ class Engine:
         """Hand the scheduler what came in since the last time."""
         inbox = self._inbox
         scheduler = self.scheduler
-        handlers = self._handlers("arrived")
         now = self.now
         while inbox:
             entry = inbox.popleft()
             if isinstance(entry, SimulatedRequest):
                 scheduler.add(entry)
-                for handler in handlers:
+                for handler in self._arrived_handlers:
                     handler(now, entry)
                 continue
             event, asked = entry
@@ -238,6 +238,7 @@ class Engine:
         env = self._env
         scheduler = self.scheduler
         in_flight: deque[tuple[Batch, simpy.Event]] = deque()
+        self._arrived_handlers = self._handlers("arrived")
         scheduled_handlers = self._handlers("scheduled")
         updated_handlers = self._handlers("updated")
         recurring = any(event.recurring for event in self._events)
@@ -258,8 +259,9 @@ class Engine:
                     yield env.timeout(self._schedule_ns)
                 batch = scheduler.schedule()
                 preempted = bool(batch.preempted)
+                now = self.now
                 for handler in scheduled_handlers:
-                    handler(self.now, batch)
+                    handler(now, batch)
                 if batch.total_tokens > 0:
                     launched = True
                     self.num_request_steps += len(batch.requests)
@@ -292,8 +294,9 @@ class Engine:
             # A chunk samples nothing and accepts nothing.
             sampled = [accepted + samples for accepted, samples in zip(batch.accepted, batch.samples)]
             returned = scheduler.update(batch, sampled)
+            now = self.now
             for handler in updated_handlers:
-                handler(self.now, returned)
+                handler(now, returned)
             for request in returned.finished:
                 self._follow_up(request)
             if returned.num_delivered_tokens:
@@ -327,11 +330,13 @@ class Engine:
                 self._work = env.event()
                 yield self._work
             batch, done = queue.popleft()
-            shape, cost = launch(batch, self.now)
+            now = self.now
+            shape, cost = launch(batch, now)
             for handler in started_handlers:
-                handler(self.now, batch, shape, cost)
+                handler(now, batch, shape, cost)
             yield env.timeout(cost.total)
             self.num_steps += 1
+            now = self.now
             for handler in ended_handlers:
-                handler(self.now, batch)
+                handler(now, batch)
             done.succeed()
