@@ -126,6 +126,19 @@ def test_a_pool_has_a_block_beside_the_null_block(num_blocks: int) -> None:
         a_pool(num_blocks)
 
 
+def test_a_prefix_that_is_hit_again_and_again_takes_no_more_room() -> None:
+    """Each hit leaves entries in the queue that no longer hold; there are never more than twice as many as blocks."""
+    pool = a_pool(100)
+    blocks, _ = pool.take(50)
+    pool.cache.insert(blocks, list(range(50)))
+    pool.release(blocks[::-1])
+    for _ in range(1000):
+        pool.touch(blocks)
+        pool.release(blocks[::-1])
+        assert len(pool._piece) + sum(len(piece) for piece, _ in pool._pieces) <= 300
+    assert pool.free_queue() == [*range(51, 100), *blocks[::-1]]
+
+
 class PoolMachine(RuleBasedStateMachine):
     """A pool beside a list (the queue) and two dicts (references, hashes), for both ways of freeing."""
 

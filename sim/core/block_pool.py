@@ -21,7 +21,18 @@ Freeing = Callable[["BlockPool", list[int]], None]
 class BlockPool:
     """`num_blocks` blocks in all, the null block included, as vLLM's `num_gpu_blocks`."""
 
-    __slots__ = ("_piece", "_pieces", "_position", "_touched", "cache", "freeing", "num_blocks", "num_free", "refs")
+    __slots__ = (
+        "_num_touched",
+        "_piece",
+        "_pieces",
+        "_position",
+        "_touched",
+        "cache",
+        "freeing",
+        "num_blocks",
+        "num_free",
+        "refs",
+    )
 
     def __init__(self, num_blocks: int, cache: PrefixCache, freeing: Freeing) -> None:
         if num_blocks < 2:
@@ -38,6 +49,8 @@ class BlockPool:
         """What follows `_piece`: pieces of the queue, and where each begins."""
         self._touched: dict[int, int] = {}
         """Entries by block that no longer hold, since the block was hit while it was free."""
+        self._num_touched = 0
+        """Those of all blocks."""
 
     def take(self, count: int) -> tuple[list[int], list[int]]:
         """Hand out `count` blocks from the head; returns them and those of them that lost a hash.
@@ -70,7 +83,11 @@ class BlockPool:
         if first >= len(self._piece) and self._pieces:
             self._piece, first = self._pieces.popleft()
         self._position = first
-        return [block for block in entries if self._counts(block, self._touched)] if self._touched else entries
+        if not self._touched:
+            return entries
+        holding = [block for block in entries if self._counts(block, self._touched)]
+        self._num_touched -= len(entries) - len(holding)
+        return holding
 
     def _counts(self, block: int, touched: dict[int, int]) -> bool:
         """Whether the entry that is met next for this block still holds; one that does not is crossed off."""
@@ -101,8 +118,18 @@ class BlockPool:
             before = refs[block]
             if before == 0:
                 touched[block] = touched.get(block, 0) + 1
+                self._num_touched += 1
                 self.num_free -= 1
             refs[block] = before + 1
+        if self._num_touched > self.num_blocks:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Leave out the entries that do not hold: a prefix that is hit again and again adds to them each time."""
+        self._piece, self._position = self.free_queue(), 0
+        self._pieces.clear()
+        self._touched.clear()
+        self._num_touched = 0
 
     def release(self, walk: list[int]) -> None:
         """Refer to different blocks once less, in this order; those that nobody refers to any more become free.
