@@ -3,10 +3,11 @@
     python benchmarks/acceptance_measured.py [DATA] [--markdown]
 
 DATA: a folder with `acceptance/specdecodebench_*.jsonl.gz` and `published/specdecodebench_measured_speedups.csv`
-(default: ../shared/data beside the repository). Each cell is two whole simulations, with and without drafts: the
-recorded requests (loops of 4,000 tokens and more left out) all at once into `max_num_seqs` = batch size, eight times
-the batch and at least a hundred of them, recorded acceptance replayed, everything else at its default. No constant is
-tuned. Measured was vLLM 0.10; the rules here are the default preset's, scheduling synchronously as 0.10 did.
+(default: ../shared/data beside the repository; docs/timing.md says where the data come from). Each cell is two whole
+simulations, with and without drafts: the recorded requests (loops of 4,000 tokens and more left out) all at once into
+`max_num_seqs` = batch size, eight times the batch and at least a hundred of them, recorded acceptance replayed,
+everything else at its default. No constant is tuned. Measured was vLLM 0.10; the rules here are the default preset's,
+scheduling synchronously as 0.10 did.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+
+from measured import data_folder
 
 from sim.build import build
 from sim.scenario import load_scenario
@@ -64,9 +67,10 @@ def main() -> None:
     """Print the table: measured, simulated, error in percent; rows without recordings by name."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--markdown"]
     markdown = "--markdown" in sys.argv
-    beside = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-    data = Path(arguments[0]) if arguments else beside
-    with (data / "published" / "specdecodebench_measured_speedups.csv").open() as file:
+    names = [f"acceptance/specdecodebench_{dataset}.jsonl.gz" for dataset in DATASETS]
+    published = "published/specdecodebench_measured_speedups.csv"
+    data = data_folder(arguments[0] if arguments else None, published, *names)
+    with (data / published).open() as file:
         rows = list(csv.DictReader(file))
     without: list[str] = []
     bar = "| " if markdown else ""

@@ -2,10 +2,11 @@
 
     python benchmarks/real_run.py [DATA] [--picture FILE.png] [--set KEY=VALUE ...]
 
-DATA: a folder with `real_vllm/` (default: ../shared/data beside the repository). Simulated from the run's own arrivals
-and lengths, with the calibration fitted from `llmservingsim_*_RTX4090_*` (scenarios/calibrations/rtx-4090.yaml); vLLM
-0.19 ran, and the nearest preset is taken. Nothing is tuned to the run. Printed: median TPOT, mean latency (queued to
-last token), mean TTFT, and the mean absolute errors of usage, running and waiting, second by second.
+DATA: a folder with `real_vllm/` (default: ../shared/data beside the repository; docs/timing.md says where the data come
+from). Simulated from the run's own arrivals and lengths, with the calibration fitted from `llmservingsim_*_RTX4090_*`
+(scenarios/calibrations/rtx-4090.yaml); vLLM 0.19 ran, and the nearest preset is taken. Nothing is tuned to the run.
+Printed: median TPOT, mean latency (queued to last token), mean TTFT, and the mean absolute errors of usage, running and
+waiting, second by second.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured import data_folder
 
 from sim.build import build
 from sim.records import Batch, Returned
@@ -71,9 +73,10 @@ def main() -> None:
         elif word == "--picture":
             picture = Path(words.pop(0))
         else:
-            data = Path(word)
-    folder = (data or Path(__file__).resolve().parent.parent.parent / "shared" / "data") / "real_vllm"
+            data = word
     stem = "llmservingsim_realvllm_RTX4090_Llama-3.1-8B"
+    names = [f"real_vllm/{stem}_requests.jsonl", f"real_vllm/{stem}_timeseries.csv"]
+    folder = data_folder(data, *names) / "real_vllm"
     requests = [json.loads(line) for line in (folder / f"{stem}_requests.jsonl").open()]
     start = min(request["queued_ts"] for request in requests)
     order = sorted(requests, key=lambda request: request["queued_ts"])

@@ -2,15 +2,16 @@
 
     python benchmarks/serving.py [DATA] [--waves N] [--again]
 
-DATA: a folder with `gpu/aic_serving_H200_vllm.csv` (default: ../shared/data beside the repository). Each row is a whole
-simulation with the row's own concurrency, lengths and tensor parallelism. The cache is fp8 as well: on one card 32
-requests of 9,216 tokens run at once in the rows, which no 16-bit cache holds. Accounts of TPOT, each as mean absolute
-error:
+DATA: a folder with `gpu/aic_serving_H200_vllm.csv` (default: ../shared/data beside the repository; docs/timing.md says
+where the data come from). Each row is a whole simulation with the row's own concurrency, lengths and tensor
+parallelism. The cache is fp8 as well: on one card 32 requests of 9,216 tokens run at once in the rows, which no 16-bit
+cache holds. Accounts of TPOT, each as mean absolute error:
 
 - kernels only: constants from kernel tables. What is no kernel is 6.5 us a layer (LLMServingSim's profile of the small
   ones) and the scenario's own host time, with the synchronous scheduling of the rows' date; nothing from serving.
 - two constants, a shape left out: overhead a step and a sampled token, fitted with all kernels as they are on the rows
   of the other (isl, osl) shapes. Fitted to all rows, they are the overhead in scenarios/calibrations.
+- two constants that benchmarks/verification.py's regression would choose, on these rows.
 - five constants, a shape left out: overhead a step, a layer and a sampled token, a factor on the linear layers, one on
   attention and communication.
 
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured import data_folder
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
@@ -45,6 +47,8 @@ from sim.scenario import load_scenario
 
 LAYERS = 80
 LAYER_US = 6.5
+REGRESSION_US = (946.0, 13.2)
+"""A step and a sampled token, as benchmarks/verification.py prints "the line's own wish"."""
 KERNELS = (
     f"timing.per_layer_us={LAYER_US}",
     "timing.per_step_us=0",
@@ -204,7 +208,7 @@ def main() -> None:
         del words[at : at + 2]
     again = "--again" in words
     paths = [word for word in words if not word.startswith("--")]
-    data = Path(paths[0]) if paths else Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+    data = data_folder(paths[0] if paths else None, "gpu/aic_serving_H200_vllm.csv")
     rows = read_rows(data)
     results = []
     for number, row in enumerate(rows):
@@ -228,6 +232,8 @@ def main() -> None:
     told("two constants, a shape left out", left_out(two, fixed, measured, shapes), measured)
     found = fitted(two, fixed, measured)
     told("two constants, fitted to all rows", two @ found + fixed, measured)
+    name = f"two constants, {REGRESSION_US[0]:g} and {REGRESSION_US[1]:g} us"
+    told(name, two @ np.array(REGRESSION_US) + fixed, measured)
     five = np.column_stack([per_step, per_layer, per_token, linear, moved])
     predicted = left_out(five, small_rows, measured, shapes)
     told("five constants, a shape left out", predicted, measured)

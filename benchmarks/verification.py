@@ -9,6 +9,7 @@ the H100 (an analytic form a part, no grid) over the published range of the over
 constants that the regression itself would ask for. Nothing here is kept: no constant is fitted to this regression.
 
 The two constants are the overhead a step and a sampled or verified token. `--set` tries others than the calibration's.
+No measured data are read: the regression's constants and the card's calibration come with the repository.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ whichever holds most of the time, if together they hold for more of the time tha
 (1 - `attainment`): then waiting can account for the misses. Otherwise steps are just too slow: `acceptance` if the same
 load without drafts keeps more requests within the limits, `compute` if not. The shares, how long the pool was full and
 the preemptions are in the answer.
+
+Seeds can differ wildly, above all where requests are preempted: the answer has the shares and the preemptions by seed,
+and says so where leaving one seed out would turn it.
 """
 
 from __future__ import annotations
@@ -58,15 +61,18 @@ class Pressure:
     full: float
     """`FULL` of the blocks or more were held."""
     num_preemptions: int
+    """Of several runs together."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A load that was tried: share of requests within the limits, by seed."""
+    """A load that was tried: share of requests within the limits."""
 
     load: float
     attainment: Interval
     meets: bool
+    by_seed: tuple[float, ...]
+    """The shares with the seeds 0, 1, ..."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,17 @@ class Capacity:
     limit: Limit
     why: str
     pressure: Pressure
+    """At `above`: mean shares over the seeds, and the sum of their preemptions."""
+    preemptions_by_seed: list[int]
+    """At `above`, with the seeds 0, 1, ..."""
     tried: list[Tried]
     num_runs: int
     request_rate: float
     """Requests a second at `highest`; of a trace, up to the last first admission."""
     warning: str | None
     """Why the answer may be too high, if so."""
+    one_seed: str | None
+    """Which seed decides, if one alone would turn the answer."""
 
 
 def capacity(
@@ -154,7 +165,7 @@ class _Search:
         while high / low > 1 + tolerance:
             middle = (low * high) ** 0.5
             low, high = (middle, high) if self._meets(middle) else (low, middle)
-        limit, why, pressure = self._limit(high)
+        limit, why, pressures = self._limit(high)
         rate = low
         if not self._key.endswith(".rate"):
             (played,) = self._outcomes({self._key: low}, steps=True)[:1]
@@ -168,12 +179,28 @@ class _Search:
             self._tried[high],
             limit,
             why,
-            pressure,
+            _together(pressures),
+            [one.num_preemptions for one in pressures],
             tried,
             self._made.num_runs,
             rate,
             self._too_short(low, rate),
+            self._one_seed(low, high),
         )
+
+    def _one_seed(self, *loads: float) -> str | None:
+        """The first of the loads at which one seed decides, if there is such a load."""
+        for load in loads:
+            shares = self._tried[load].by_seed
+            seed = deciding_seed(shares, self._attainment)
+            if seed is not None:
+                turned = "break" if self._tried[load].meets else "keep"
+                return (
+                    f"one seed decides: at {self._key.rsplit('.', 1)[-1]} {load:.4g} seeds keep {min(shares):.1%} to "
+                    f"{max(shares):.1%}, and without seed {seed} ({shares[seed]:.1%}) requests would {turned} the "
+                    "limits there; more seeds or longer runs say more"
+                )
+        return None
 
     def _too_short(self, load: float, rate: float) -> str | None:
         """A burst that is over before the server has filled says little about a load that stays."""
@@ -218,8 +245,9 @@ class _Search:
 
     def _meets(self, load: float) -> bool:
         if load not in self._tried:
-            within = interval([self._within(outcome) for outcome in self._outcomes({self._key: load})])
-            self._tried[load] = Tried(load, within, within.mean >= self._attainment)
+            by_seed = tuple(self._within(outcome) for outcome in self._outcomes({self._key: load}))
+            within = interval(by_seed)
+            self._tried[load] = Tried(load, within, within.mean >= self._attainment, by_seed)
         return self._tried[load].meets
 
     @staticmethod
@@ -238,18 +266,10 @@ class _Search:
                 raise CapacityFailed(f"{self._key} = {values[self._key]:g}: {outcome.error or outcome.status}")
         return outcomes
 
-    def _limit(self, load: float) -> tuple[Limit, str, Pressure]:
+    def _limit(self, load: float) -> tuple[Limit, str, list[Pressure]]:
         outcomes = self._outcomes({self._key: load}, steps=True)
         pressures = [pressure_of(outcome) for outcome in outcomes]
-        count = len(pressures)
-        pressure = Pressure(
-            sum(one.blocks for one in pressures) / count,
-            sum(one.budget for one in pressures) / count,
-            sum(one.sequences for one in pressures) / count,
-            sum(one.full for one in pressures) / count,
-            sum(one.num_preemptions for one in pressures),
-        )
-        limit, why = limit_of(pressure, 1 - self._attainment)
+        limit, why = limit_of(_together(pressures), 1 - self._attainment)
         if limit == "compute" and self._base.engine.speculative_config is not None:
             without = interval([self._within(one) for one in self._outcomes({self._key: load, K_KEY: 0})])
             if without.mean > self._tried[load].attainment.mean:
@@ -257,9 +277,38 @@ class _Search:
                     "acceptance",
                     f"steps are too slow, and without drafts {without.mean:.1%} of the requests keep the limits here, "
                     f"with them {self._tried[load].attainment.mean:.1%}: too few drafts are accepted for their cost",
-                    pressure,
+                    pressures,
                 )
-        return limit, why, pressure
+        return limit, why, pressures
+
+
+def deciding_seed(shares: Sequence[float], attainment: float) -> int | None:
+    """The seed without which the mean of the shares would be on the other side of `attainment`; None if there is none.
+
+    Near the answer the means are near `attainment`, so seeds count as different only where they are further apart than
+    requests may miss the limits (1 - `attainment`). Of several, the one furthest from the mean.
+    """
+    if len(shares) < 2 or max(shares) - min(shares) <= 1 - attainment:
+        return None
+    mean = interval(shares).mean
+    turning = [
+        seed
+        for seed in range(len(shares))
+        if (interval([*shares[:seed], *shares[seed + 1 :]]).mean >= attainment) != (mean >= attainment)
+    ]
+    return max(turning, key=lambda seed: abs(shares[seed] - mean), default=None)
+
+
+def _together(pressures: Sequence[Pressure]) -> Pressure:
+    """Mean shares, and the sum of the preemptions."""
+    count = len(pressures)
+    return Pressure(
+        sum(one.blocks for one in pressures) / count,
+        sum(one.budget for one in pressures) / count,
+        sum(one.sequences for one in pressures) / count,
+        sum(one.full for one in pressures) / count,
+        sum(one.num_preemptions for one in pressures),
+    )
 
 
 def limit_of(pressure: Pressure, may_miss: float) -> tuple[Limit, str]:
@@ -278,8 +327,7 @@ def limit_of(pressure: Pressure, may_miss: float) -> tuple[Limit, str]:
         return "compute", f"requests wait to be admitted {waiting:.0%} of the time only; steps are too slow"
     if most == "blocks":
         return "blocks", (
-            f"requests wait for blocks {pressure.blocks:.0%} of the time; the pool is full {pressure.full:.0%} of it, "
-            f"{pressure.num_preemptions} preemptions"
+            f"requests wait for blocks {pressure.blocks:.0%} of the time; the pool is full {pressure.full:.0%} of it"
         )
     if most == "budget":
         return "budget", f"requests wait {pressure.budget:.0%} of the time while steps are at their token budget"

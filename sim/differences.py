@@ -40,6 +40,7 @@ MAIN_FIGURES: Final = (
 )
 """What is shown unless all is asked for."""
 _NO_SETTING: Final = ("name", "seed", "output")
+_ASIDE: Final = {"name": "name", "seed": "seed", "output": "what is recorded"}
 _SPECULATION: Final = "engine.speculative_config"
 _TAGS: Final = ("num_speculative_tokens", "process", "distribution", "model", "type", "path", "name")
 """Keys that say most of a mapping that other runs do not have."""
@@ -100,6 +101,7 @@ def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Compa
     """
     by_scenario: dict[str, tuple[dict[str, Any], dict[int, Figures], list[Path]]] = {}
     left_out: list[str] = []
+    aside: dict[str, set[str]] = {name: set() for name in _NO_SETTING}
     for folder, manifest in (run for given in folders for run in _runs_in(Path(given), left_out)):
         scenario = {key: value for key, value in manifest["scenario"].items() if key not in _NO_SETTING}
         figures = flat_figures(results.read_json(folder / results.SUMMARY))
@@ -107,10 +109,12 @@ def compare(folders: Sequence[str | Path], *, everything: bool = False) -> Compa
         _, runs, places = by_scenario.setdefault(key, (scenario, {}, []))
         runs[manifest["seed"]] = figures
         places.append(folder)
+        for name, values in aside.items():
+            values.add(_exact(manifest["scenario"].get(name)))
     if len(by_scenario) < 2:
         raise ResultsError(
-            f"{', '.join(str(folder) for folder in folders)}: one scenario alone; a comparison needs two or more"
-            + "".join(f"\n  left out: {said}" for said in left_out)
+            f"{', '.join(str(folder) for folder in folders)}: one scenario alone{_only(aside)}; "
+            "a comparison needs two or more" + "".join(f"\n  left out: {said}" for said in left_out)
         )
     labels = _labels([scenario for scenario, _, _ in by_scenario.values()])
     groups = [
@@ -184,6 +188,7 @@ def _by_unit(comparison: Comparison) -> dict[str, list[str]]:
 
 def _runs_in(folder: Path, left_out: list[str]) -> list[tuple[Path, dict[str, Any]]]:
     """A run's folder and manifest, or those in a folder of runs in the order in which they were started."""
+    results.refuse_comparison(folder)
     if (folder / results.SUMMARY).is_file() or (folder / results.MANIFEST).is_file():
         if not (folder / results.SUMMARY).is_file():
             raise ResultsError(f"{folder} holds no run: there is no {results.SUMMARY}")
@@ -205,6 +210,12 @@ def _runs_in(folder: Path, left_out: list[str]) -> list[tuple[Path, dict[str, An
         raise ResultsError(f"{folder} holds no run: {reason}" + "".join(f"\n  {said}" for said in left_out))
     # Of those that were started in the same second, the one whose manifest was written first.
     return sorted(found, key=lambda run: (str(run[1].get("started")), (run[0] / results.MANIFEST).stat().st_mtime_ns))
+
+
+def _only(aside: Mapping[str, set[str]]) -> str:
+    """In what runs of one scenario differ, for a message; nothing if there is one, or one several times."""
+    differing = [_ASIDE[name] for name, values in aside.items() if len(values) > 1]
+    return f": they differ only in {' and '.join(differing)}" if differing else ""
 
 
 def _incomplete(manifest: Mapping[str, Any]) -> str:

@@ -428,8 +428,11 @@ def _of_step(folder: Path, scenario: Any, step: int, everything: bool, watch: Ca
 def tell_request(story: RequestStory, step: int | None = None, *, everything: bool = False) -> list[str]:
     """Lines: what happened, its frames (all of many with `everything`), and its block table around one of them.
 
-    That is the frame of `step`, or else the one with most rejected drafts, or the last.
+    That is the frame of `step`, or else the one with most rejected drafts, or the last. Of a story with a `step`, in
+    which the request must have been, only that step's part is told unless `everything` is asked for.
     """
+    if step is not None and not everything:
+        return _tell_frame(story, next(frame for frame in story.frames if frame.step == step))
     lines = [f"Request {story.id}: {story.status}", ""]
     for now, words in story.events:
         lines.append(f"  {_seconds(now)}  {words}")
@@ -460,6 +463,25 @@ def tell_request(story: RequestStory, step: int | None = None, *, everything: bo
     return [*lines, "", *_legend(frame.fate for frame in shown)]
 
 
+def _tell_frame(story: RequestStory, frame: Frame) -> list[str]:
+    """Lines: one step's part of a story, and where in the story it stands."""
+    frames = story.frames
+    lines = [
+        f"Request {story.id} in step {frame.step}",
+        "",
+        f"It was in {len(frames)} steps, {frames[0].step} to {frames[-1].step}, and is {story.status}; --request "
+        f"{story.id} alone tells all of it.",
+        "",
+    ]
+    until = frame.updated
+    meanwhile = [(now, words) for now, words in story.events if frame.scheduled <= now]
+    lines += [f"  {_seconds(now)}  {words}" for now, words in meanwhile if until is None or now <= until]
+    lines += [*([""] if lines[-1] else []), *_frame_table([frame], 1), "", f"Its block table in step {frame.step}:"]
+    for moment in frame.moments:
+        lines += ["", *_moment(moment)]
+    return [*lines, "", *_legend([frame.fate])]
+
+
 def _frame_table(frames: list[Frame], most: int) -> list[str]:
     """A line a frame; of more than `most` the first and the last."""
     shown: list[Frame | None] = list(frames)
@@ -467,7 +489,7 @@ def _frame_table(frames: list[Frame], most: int) -> list[str]:
         half = most // 2
         shown = [*frames[:half], None, *frames[-half:]]
     lines = [
-        "    step      scheduled  computed  tokens  drafts  rejected  delivered  garbage  what",
+        "    step      scheduled  computed before  tokens  drafts  rejected  delivered  garbage  what",
     ]
     for frame in shown:
         if frame is None:
@@ -480,7 +502,7 @@ def _frame_table(frames: list[Frame], most: int) -> list[str]:
         fate = "" if frame.fate in ("fresh", "") else f", {frame.fate.replace('_', ' ')}"
         back = "" if frame.updated is not None else ", not taken back"
         lines.append(
-            f"  {frame.step:>6}  {_seconds(frame.scheduled)}  {frame.computed:>8}  {frame.tokens:>6}  "
+            f"  {frame.step:>6}  {_seconds(frame.scheduled)}  {frame.computed:>15}  {frame.tokens:>6}  "
             f"{frame.drafts:>6}  {frame.rejected:>8}  {frame.delivered:>9}  {garbage:>7}  {kind}{fate}{back}"
         )
     return lines
@@ -515,7 +537,7 @@ def tell_step(watcher: StepWatcher, *, everything: bool = False) -> list[str]:
         parts = watcher.cost._asdict() if hasattr(watcher.cost, "_asdict") else {}
         spent = [f"{name.replace('_', ' ')} {value / 1e6:.3f}" for name, value in parts.items() if value]
         lines.append(f"  time on the device, ms: {', '.join(spent)}; {watcher.cost.total / 1e6:.3f} in all")
-    lines += ["", "  request  computed  tokens  drafts  accepted  delivered  what"]
+    lines += ["", "  request  computed before  tokens  drafts  accepted  delivered  what"]
     returned = watcher.returned
     for number, request in enumerate(batch.requests):
         accepted = str(batch.accepted[number]) if batch.accepted else ""
@@ -529,7 +551,7 @@ def tell_step(watcher: StepWatcher, *, everything: bool = False) -> list[str]:
         if fate not in ("", "fresh"):
             kind += f", {fate}"
         lines.append(
-            f"  {request.id:>7}  {batch.computed[number]:>8}  {batch.tokens[number]:>6}  {batch.drafts[number]:>6}  "
+            f"  {request.id:>7}  {batch.computed[number]:>15}  {batch.tokens[number]:>6}  {batch.drafts[number]:>6}  "
             f"{accepted:>8}  {delivered:>9}  {kind}"
         )
     order = sorted(
@@ -550,7 +572,7 @@ def tell_step(watcher: StepWatcher, *, everything: bool = False) -> list[str]:
 def _moment(moment: Snapshot) -> list[str]:
     certain = moment.computed - moment.in_flight
     head = (
-        f"{_seconds(moment.now)}  {moment.what}: num_computed_tokens {moment.computed}, certain {certain}, "
+        f"{_seconds(moment.now)}  {moment.what}: num_computed_tokens now {moment.computed}, certain {certain}, "
         f"{moment.valid} right in memory, {moment.content_written - moment.valid} garbage, {len(moment.blocks)} blocks"
     )
     return [head, *moment.drawn()]
@@ -564,7 +586,13 @@ def _legend(fates: Iterable[str]) -> list[str]:
 
     seen = set(fates)
     told = [f"{fate.replace('_', ' ')}: {meaning}" for fate, meaning in FATE_MEANINGS.items() if fate in seen]
-    return [f"reserved: {words(RESERVATION_LETTERS)}", f"in memory: {words(CONTENT_LETTERS)}", *told]
+    return [
+        "computed before: num_computed_tokens before the step's schedule, which adds its tokens; over a block table "
+        "stands what it is then",
+        f"reserved: {words(RESERVATION_LETTERS)}",
+        f"in memory: {words(CONTENT_LETTERS)}",
+        *told,
+    ]
 
 
 def _place(batch: Batch, index: int) -> tuple[int, Request]:

@@ -5,7 +5,8 @@ Knows manifests and how a run is built; must not know what is looked for. It say
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def recorded_scenario(folder: Path) -> tuple[Scenario, dict[str, Any]]:
 
     Raises:
         ResultsError: it is no folder of results.
-        CannotRepeat: its scenario or the files it reads are not what they were.
+        CannotRepeat: its scenario, the files it reads or the code are not what they were.
     """
     runs = results.runs_below(folder)
     if runs:
@@ -33,7 +34,10 @@ def recorded_scenario(folder: Path) -> tuple[Scenario, dict[str, Any]]:
             f"\n  ... {len(runs) - 20} more" if len(runs) > 20 else ""
         )
         raise ResultsError(f"{folder} is no run but holds {len(runs)}; name one of them:{listed}")
+    results.refuse_comparison(folder)
     manifest = results.read_json(folder / results.MANIFEST)
+    if "num_points" in manifest:
+        raise ResultsError(_is_a_sweep(folder, manifest))
     try:
         file = None if manifest["scenario_file"] is None else Path(manifest["scenario_file"])
         resolved, digest, inputs = manifest["scenario"], manifest["scenario_digest"], manifest["inputs"]
@@ -63,7 +67,30 @@ def recorded_scenario(folder: Path) -> tuple[Scenario, dict[str, Any]]:
         if now != fact:
             sizes = f"{fact['bytes']:,} bytes then, {now['bytes']:,} now"
             raise CannotRepeat(f"{folder}: {fact['path']} has changed since the run: {sizes}")
+    if manifest.get("code") != results.code_digest():
+        again = _command(manifest["scenario_file"], manifest.get("set") or [], "--force")
+        raise CannotRepeat(
+            f"{folder}: speckv's code has changed since the run{made_by}, and with it perhaps what the run would be; "
+            f"this makes it anew: {again}"
+        )
     return scenario, manifest
+
+
+def _is_a_sweep(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """That it is none of its runs, which a sweep does not keep, and how to make one of them."""
+    fixed = manifest.get("set")
+    values = [f"{key}={value}" for key, value in fixed.items()] if isinstance(fixed, Mapping) else []
+    values += [f"{key}=VALUE" for key in manifest.get("columns", ())]
+    command = _command(manifest.get("scenario_file"), [*values, "seed=N"])
+    return (
+        f"{folder} is a sweep, which keeps figures and no runs; one of its {manifest.get('num_runs')} runs, with the "
+        f"values of its row: {command}"
+    )
+
+
+def _command(scenario: str | None, values: Sequence[str], *options: str) -> str:
+    words = [word for value in values for word in ("--set", value)]
+    return shlex.join(["speckv", "run", scenario or "SCENARIO", *words, *options])
 
 
 def repeat(

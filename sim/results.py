@@ -6,8 +6,11 @@ from the start and is replaced at the end, and JSON files are replaced whole or 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,10 +23,14 @@ SCHEMA_VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 SUMMARY: Final = "summary.json"
 PICTURE: Final = "overview.png"
+COMPARISON: Final = "comparison.json"
+"""What `sim.against` writes instead of a manifest."""
 
 Table = Literal["requests", "steps"]
 
 _ID_DIGITS: Final = 10
+_CODE_DIGITS: Final = 12
+_COMPUTES: Final = ("sim/**/*.py", "workloads/**/*.py", "scenarios/calibrations/*.yaml")
 _CHUNK_ROWS: Final = 65_536
 
 
@@ -45,13 +52,42 @@ def input_facts(files: Iterable[Path]) -> list[dict[str, Any]]:
     return facts
 
 
+@functools.cache
+def code_digest() -> str:
+    """Hexadecimal, of what computes a run's figures and may change while the version stays (`digest_of_code`).
+
+    Read once a process (1.6 MB, some 8 ms), by what makes or repeats a run. Which core runs makes no difference: a
+    compiled one whose sources have changed does not run. Raises ResultsError.
+    """
+    return digest_of_code(Path(__file__).resolve().parent.parent)
+
+
+def digest_of_code(root: Path) -> str:
+    """Of the sources of `sim` and `workloads` below `root` and of the calibrations beside them, with their names.
+
+    Raises ResultsError if one of them cannot be read.
+    """
+    files = {path.relative_to(root).as_posix(): path for pattern in _COMPUTES for path in root.glob(pattern)}
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        if files[name].name.startswith("."):  # An editor's.
+            continue
+        try:
+            content = files[name].read_bytes()
+        except OSError as error:
+            raise ResultsError(_cannot("read", files[name], error)) from error
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:_CODE_DIGITS]
+
+
 def find_complete(
-    folder: Path, digest: str, version: str, inputs: list[dict[str, Any]], *, checked: bool
+    folder: Path, digest: str, version: str, code: str, inputs: list[dict[str, Any]], *, checked: bool
 ) -> dict[str, Any] | None:
     """The manifest of an earlier run that can stand for this one, or None.
 
-    That is a complete one of the same scenario, on input files that have not changed, by the same version of speckv,
-    and held to the laws if this one is to be (`checked`).
+    That is a complete one of the same scenario, on input files that have not changed, by the same version of speckv
+    and the same code (`code_digest`), and held to the laws if this one is to be (`checked`).
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -59,6 +95,7 @@ def find_complete(
             manifest["complete"] is True
             and manifest["scenario_digest"] == digest
             and manifest["versions"]["speckv"] == version
+            and manifest["code"] == code
             and manifest["schema_version"] == SCHEMA_VERSION
             and manifest["inputs"] == inputs
             and (manifest["checked"] or not checked)
@@ -70,15 +107,17 @@ def find_complete(
 
 
 def prepare(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Make the folder, take out what an earlier run left, and write a manifest that says `complete: false`.
+    """Make the folder, write a manifest that says `complete: false`, and take out what else an earlier run left.
+
+    In this order: broken off between, it leaves no manifest that calls a run complete of which a part is gone.
 
     Raises:
         ResultsError: something is in the way, or it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_files(folder)
         write_json(folder / MANIFEST, manifest)
+        _remove_files(folder)
     except OSError as error:
         raise ResultsError(_cannot("write", folder, error)) from error
 
@@ -87,6 +126,7 @@ def discard(folder: Path) -> None:
     """Take a run's files out again, and the folders that only held them."""
     try:
         _remove_files(folder)
+        (folder / MANIFEST).unlink(missing_ok=True)  # Last: until then it tells of what is there.
         for empty in (folder, folder.parent, folder.parent.parent):
             empty.rmdir()
     except OSError:
@@ -128,6 +168,34 @@ def runs_below(folder: Path) -> list[Path]:
         return []
     found = [file.parent for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}") for file in folder.glob(pattern)]
     return sorted(found)
+
+
+def comparisons_below(folder: Path) -> list[Path]:
+    """The folders that `speckv run --against` has written in this one, up to two levels down, or itself if it is one.
+
+    A folder that is a run or a sweep holds none.
+    """
+    if (folder / MANIFEST).exists():
+        return []
+    patterns = (COMPARISON, f"*/{COMPARISON}", f"*/*/{COMPARISON}")
+    return sorted(file.parent for pattern in patterns for file in folder.glob(pattern))
+
+
+def refuse_comparison(folder: Path) -> None:
+    """For what needs a run.
+
+    Raises:
+        ResultsError: the folder is that of a comparison; the message says what shows it.
+    """
+    if (folder / MANIFEST).exists() or not (folder / COMPARISON).is_file():
+        return
+    content = read_json(folder / COMPARISON)
+    words = [word for change in content.get("changes", ()) for word in ("--against", str(change))]
+    command = shlex.join(["speckv", "run", "SCENARIO", *words, "--seeds", str(len(content.get("seeds", ())))])
+    raise ResultsError(
+        f"{folder} is a comparison, and neither a run nor a sweep; {command} shows it, and {COMPARISON} and "
+        "comparison.csv hold its figures"
+    )
 
 
 def table_file(folder: Path, table: Table) -> Path:
@@ -214,7 +282,7 @@ def _as_asked(columns: list[str], found: dict[str, NDArray[Any]]) -> dict[str, N
 
 def _remove_files(folder: Path) -> None:
     tables = [f"{table}.{suffix}" for table in ("requests", "steps") for suffix in ("parquet", "csv")]
-    for name in (SUMMARY, *tables, PICTURE, MANIFEST):  # The manifest last: until then it tells of what is there.
+    for name in (SUMMARY, *tables, PICTURE):
         (folder / name).unlink(missing_ok=True)
 
 

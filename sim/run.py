@@ -110,6 +110,7 @@ def simulate(
             preset follows would have crashed.
     """
     started = _Clock()
+    given = None if isinstance(scenario, Scenario) else list(overrides)
     if not isinstance(scenario, Scenario):
         scenario = load_scenario(scenario, overrides)
     elif overrides:
@@ -117,8 +118,9 @@ def simulate(
     digest = scenario.digest()
     folder = results.run_folder(Path(out), scenario.name or "scenario", digest, scenario.seed)
     inputs = _inputs(scenario)
+    code = results.code_digest()
     if not force and not shadow:
-        manifest = results.find_complete(folder, digest, __version__, inputs, checked=check)
+        manifest = results.find_complete(folder, digest, __version__, code, inputs, checked=check)
         if manifest is not None:
             _draw(scenario, folder, missing_only=True)
             return Result(folder, results.read_json(folder / results.SUMMARY), manifest, found=True)
@@ -138,10 +140,12 @@ def simulate(
         "peak_rss_mb": None,
         "checked": check,
         "versions": _versions(),
+        "code": code,
         "core": CORE.name,
         "preset": scenario.engine.preset,
         "seed": scenario.seed,
         "scenario_file": None if scenario.file is None else str(scenario.file),
+        "set": given,
         "scenario_digest": digest,
         "scenario": scenario.resolved(),
         "inputs": inputs,

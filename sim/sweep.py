@@ -186,6 +186,7 @@ class _Folder:
             "num_points": file.num_points,
             "num_runs": file.num_points * len(file.seeds),
             "speckv": __version__,
+            "code": results.code_digest(),
             "started": _now(),
             "finished": None,
         }
@@ -230,12 +231,14 @@ class _Folder:
         try:
             if before["schema_version"] != SCHEMA_VERSION or before["speckv"] != __version__:
                 raise refuse(f"it was made by speckv {before['speckv']}, and this is {__version__}")
+            if before.get("code") != self.manifest["code"]:
+                raise refuse("it was made by other code of the same version")
             different = [name for name in _SAME if before[name] != _plain(self.manifest[name])]
             if different:
                 raise refuse(f"{' and '.join(different)} {'differ' if len(different) > 1 else 'differs'}")
             self.limits_before = before["limits"]
             self.manifest["started"] = before["started"]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             raise refuse("its manifest.json is not that of a sweep") from None
 
     def __exit__(

@@ -105,6 +105,10 @@ class LoadChange:
     candidate: Candidate
     gain: Interval
     """Of the objective over the recommendation's there."""
+    in_latency: bool
+    """Whether the two are equal in the objective there, and latency decided."""
+    saved_ms: Interval
+    """Of the mean time from arrival to end, against the recommendation's there."""
 
 
 @dataclass
@@ -125,6 +129,8 @@ class Tuning:
     flags: list[str] = field(default_factory=list)
     """The recommendation, for vLLM's command line."""
     changes: list[LoadChange] = field(default_factory=list)
+    same_at: list[float] = field(default_factory=list)
+    """Loads looked at where the recommendation stays, as factors of the scenario's."""
     num_load_runs: int = 0
     table: list[list[int]] | None = None
     """`num_speculative_tokens_per_batch_size`, if asked for and any drafts are worth it."""
@@ -143,6 +149,14 @@ class Tuning:
     def told_apart(self) -> bool:
         """Whether best and runner-up differ by more than the seeds do; true without a runner-up."""
         return self.margin is None or self.margin.excludes_zero
+
+    @property
+    def more_seeds_may_tell(self) -> bool:
+        """Whether best and runner-up are not told apart, and may differ by more than counts as equal."""
+        margin = self.margin
+        if margin is None or margin.low is None or margin.high is None or margin.excludes_zero:
+            return False
+        return max(-margin.low, margin.high) > TIE * abs(self.best.mean)
 
     @property
     def one_k(self) -> bool:
@@ -205,7 +219,7 @@ def tune(
         tuning = search.found(candidates, seeds)
         if loads and len(tuning.best.objective) > 1:  # One seed says too little of this load to compare with others.
             before = made.num_runs
-            tuning.changes = search.changes(tuning, ks)
+            search.other_loads(tuning, ks)
             tuning.num_load_runs = made.num_runs - before
         if by_batch_size:
             search.by_batch_size(tuning, ks)
@@ -257,35 +271,53 @@ class _Search:
         made = self._made.num_runs - before
         return Tuning(self._objective, ranked[0], runner_up, scores, refused, made, num_grid_runs=len(usable) * seeds)
 
-    def changes(self, tuning: Tuning, ks: Sequence[int]) -> list[LoadChange]:
-        """At twice and four times the load, and at a half and a quarter: the first at which another K is better."""
-        found = []
+    def other_loads(self, tuning: Tuning, ks: Sequence[int]) -> None:
+        """At twice and four times the load, and at a half and a quarter: the first at which another K is better.
+
+        Fills in `changes`, and `same_at` with the loads before.
+        """
         best = tuning.best.candidate
         rivals = [best._replace(k=k) for k in ks]
         for sign in (1, -1):
             for step in _FACTORS:
-                change = self._change(best, rivals, step**sign)
+                factor = step**sign
+                load = load_of(self._base, factor)
+                if load is None:
+                    return
+                usable, refused = self._usable(rivals, {load[0]: load[1]})
+                if best not in usable:
+                    continue
+                change = self._change(best, usable, refused, factor, load)
                 if change is not None:
-                    found.append(change)
+                    tuning.changes.append(change)
                     break
-        return found
+                if best not in refused:
+                    tuning.same_at.append(factor)
 
-    def _change(self, best: Candidate, rivals: Sequence[Candidate], factor: float) -> LoadChange | None:
-        load = load_of(self._base, factor)
-        if load is None:
-            return None
-        key, value = load
-        usable, refused = self._usable(rivals, {key: value})
-        if best not in usable:
-            return None
+    def _change(
+        self,
+        best: Candidate,
+        usable: Mapping[Candidate, Scenario],
+        refused: dict[Candidate, str],
+        factor: float,
+        load: tuple[str, float | int],
+    ) -> LoadChange | None:
         first = ranking(self._scores(usable, list(usable), 1, refused))[0].candidate
         if first == best:
             return None
         both = ranking(self._scores(usable, [best, first], 3, refused))
         if len(both) < 2 or both[0].candidate == best:
             return None
-        gain = paired_difference(both[0].objective, both[1].objective)
-        return LoadChange(factor, value, key, first, gain)
+        winner, loser = both
+        return LoadChange(
+            factor,
+            load[1],
+            load[0],
+            first,
+            paired_difference(winner.objective, loser.objective),
+            winner.mean <= loser.mean or _equal(winner, loser),
+            paired_difference(loser.e2el_ms, winner.e2el_ms),
+        )
 
     def by_batch_size(self, tuning: Tuning, ks: Sequence[int]) -> None:
         """K for batches of 1, 2, 4, ...: most tokens a second with so many requests always under way.

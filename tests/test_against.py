@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sim.against import FIGURES, SWITCHES, against, write
+from sim import results
+from sim.against import COMPARISON, FIGURES, SWITCHES, against, write
 from sim.build import build
 from sim.cli import app
 from sim.paired import Interval
@@ -155,6 +156,8 @@ def test_it_is_written_twice_the_same(busy: Path) -> None:
     folder = write(found, Path("out"))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(before) == {"comparison.json", "comparison.csv"}
+    assert COMPARISON == results.COMPARISON
+    assert results.comparisons_below(Path("out")) == [folder]
     assert write(against("alone.yaml", ["K=1"], seeds=2), Path("out")) == folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     rows = list(csv.DictReader((folder / "comparison.csv").read_text().splitlines()))
@@ -176,4 +179,6 @@ def test_the_command(busy: Path) -> None:
     done = CliRunner().invoke(app, ["run", "alone.yaml", "--against", "K=1", "--seeds", "1", "--json", "--quiet"])
     assert json.loads(done.stdout)["figures"]["num_preemptions"]["difference"]["low"] is None
     assert CliRunner().invoke(app, ["run", "alone.yaml", "--against", "seed=1"]).exit_code == 2
+    small = CliRunner().invoke(app, ["run", "alone.yaml", "--against", "k=0"])
+    assert (small.exit_code, small.stderr) == (2, "speckv: --against k=0: no such key; did you mean `K=0`?\n")
     assert CliRunner().invoke(app, ["run", "alone.yaml", "--against", "K=1", "--check"]).exit_code == 2

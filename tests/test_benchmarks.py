@@ -217,3 +217,27 @@ def test_the_loop_by_part_takes_the_engines_steps(benchmark: Any, tmp_path: Path
     simulation.run()
     assert steps == simulation.num_request_steps
     assert all(ns > 0 for ns in spent.ns.values())
+
+
+# Measured data
+
+
+@pytest.mark.parametrize("name", ["serving", "real_run", "acceptance_measured"])
+def test_data_that_are_not_there_end_in_one_line(
+    benchmark: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [f"{name}.py", str(tmp_path / "absent")])
+    with pytest.raises(SystemExit) as ended:
+        benchmark(name).main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f"{name}.py: there is no {tmp_path}/absent/")
+    assert len(said.splitlines()) == 1
+    assert "docs/timing.md, Where the measured data come from" in said
+
+
+def test_the_sources_named_are_those_of_the_documentation(benchmark: Any) -> None:
+    page = (REPOSITORY / "docs" / "timing.md").read_text(encoding="utf-8")
+    assert "## Where the measured data come from" in page
+    for source in benchmark("measured").SOURCES.values():
+        assert source.split(" (")[0] in page

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import sim
 from sim.differences import _by_unit, compare, picture
-from sim.results import ResultsError
+from sim.results import COMPARISON, ResultsError
 
 TINY = """
 engine: {num_gpu_blocks: 60, max_model_len: 256, max_num_seqs: 8, speculative_config: {method: eagle3, num_speculative_tokens: 3}}
@@ -124,6 +124,16 @@ def test_figures_of_different_units_have_scales_of_their_own(runs: dict[tuple[in
 def test_what_cannot_be_compared_is_said(runs: dict[tuple[int, int], sim.run.Result], tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="one scenario alone"):
         compare([runs[3, 0].folder, runs[3, 1].folder])
+    with pytest.raises(ResultsError, match="one scenario alone; a comparison needs two or more"):
+        compare([runs[3, 0].folder, runs[3, 0].folder])
+    for seed, said in ((0, "they differ only in what is recorded;"), (1, "only in seed and what is recorded;")):
+        recorded = shutil.copytree(runs[3, seed].folder, tmp_path / f"recorded{seed}")
+        facts = json.loads((recorded / "manifest.json").read_text())
+        facts["scenario"]["output"]["steps"] = True
+        (recorded / "manifest.json").write_text(json.dumps(facts))
+        with pytest.raises(ResultsError, match=said):
+            compare([runs[3, 0].folder, recorded])
+        shutil.rmtree(recorded)
     with pytest.raises(ResultsError, match="holds no run"):
         compare([tmp_path])
     broken = tmp_path / "broken"
@@ -161,8 +171,21 @@ def test_the_runs_of_a_folder_are_listed(runs: dict[tuple[int, int], sim.run.Res
     (tmp_path / "out" / "sweep").mkdir()
     facts = {"num_points": 2, "num_runs": 6, "complete": False, "started": "2026-01-02T03:04:05+00:00"}
     (tmp_path / "out" / "sweep" / "manifest.json").write_text(json.dumps(facts))
+    against = tmp_path / "out" / folder.name / "0123456789-seed0-against"
+    against.mkdir()
+    comparison = {"changes": ["engine.speculative_config=null", "engine.watermark=0.1"], "seeds": [0, 1]}
+    (against / COMPARISON).write_text(json.dumps(comparison))
+    stopped = tmp_path / "out" / folder.name / runs[3, 1].folder.name / "manifest.json"
+    stopped.write_text(json.dumps(json.loads(stopped.read_text()) | {"complete": False, "stopped_by": None}))
     done = CliRunner().invoke(app, ["list", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
+    rows = {line.split()[0].rsplit("/", 1)[-1]: line.split() for line in done.stdout.splitlines()}
+    assert " ".join(rows[against.name][3:]) == "comparison against K=0, watermark=0.1, 2 seeds"
+    assert rows[runs[1, 2].folder.name][3:5] == ["1", "2"]  # K and seed
+    assert rows[runs[1, 2].folder.name][-1] == "steps=none"
+    assert " ".join(rows[runs[3, 1].folder.name][3:]) == "3 1 incomplete: under way, or killed; steps=none"
+    alone = CliRunner().invoke(app, ["list", str(against)])
+    assert "comparison against K=0, watermark=0.1, 2 seeds" in alone.stdout
     lines = "".join(done.stdout.split())
     for run in runs.values():
         assert run.folder.name in lines
@@ -171,6 +194,19 @@ def test_the_runs_of_a_folder_are_listed(runs: dict[tuple[int, int], sim.run.Res
     assert "2026-01-0203:04:05" in lines
     assert f"{runs[1, 0].summary['output_throughput']:.4g}" in done.stdout
     assert CliRunner().invoke(app, ["list", str(tmp_path / "nowhere")]).exit_code == 2
+
+
+def test_what_was_set_tells_rows_apart(tmp_path: Path) -> None:
+    """K and the seed have columns of their own; a value of a long key is under its last name."""
+    from sim.commands.listing import _set
+
+    facts = {"scenario": {"output": {"steps": True}}, "set": None}
+    assert _set(facts) == ""
+    k = "engine.speculative_config.num_speculative_tokens"
+    facts["set"] = ["seed=3", f"{k}=2", "engine.speculative_config=null", "workload.synthetic.arrivals.rate = 7"]
+    assert _set(facts) == "rate=7"
+    assert _set(facts | {"scenario": {"output": {"steps": "window:1s"}}}) == "steps=window:1s, rate=7"
+    assert _set(facts | {"set": [f"workload.trace={'x' * 100}"]}) == f"trace={'x' * 51}..."
 
 
 @pytest.mark.parametrize("command", [["sweep", "small", "--out", ""], ["report", ".", "-o", " "]])

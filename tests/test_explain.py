@@ -17,6 +17,7 @@ from sim.records import Batch
 from sim.resimulate import CannotRepeat
 from sim.results import ResultsError
 from sim.run import simulate
+from sim.sweep import sweep
 from tests.by_hand import Simulated, small_settings, spec
 
 TINY = """
@@ -127,12 +128,33 @@ def test_the_story_of_a_step(tiny: Path) -> None:
     assert f"{row['num_running']} running, {row['num_waiting']} waiting" in text
     assert f"{row['res_committed']:,} committed" in text
     assert f"{row['content_garbage']:,} garbage" in text
-    both = explain(tiny, request=text.split("Block table of ")[1].split(":")[0], step=int(row["step"]))
+    request = text.split("Block table of ")[1].split(":")[0]
+    both = explain(tiny, request=request, step=int(row["step"]), everything=True)
     assert f"Its block table in step {row['step']}:" in both
     table = both.split("  what\n")[1].split("\n\n")[0].splitlines()
     garbage = [line.split()[8] for line in table if "..." not in line]
     assert all(text == "-" or text.isdigit() for text in garbage)  # "-" once it has been preempted or has ended
     assert garbage.count("-") < len(garbage) / 2
+
+
+def test_a_request_in_a_step_is_that_steps_part_alone(tiny: Path) -> None:
+    """What it had computed before, and the tokens that the schedule adds, are what its block table begins with."""
+    whole = explain(tiny, request="r3", everything=True)
+    frames = [line.split() for line in whole.split("  what\n")[1].split("\n\n")[0].splitlines()]
+    for frame in (frames[0], frames[len(frames) // 2]):
+        text = explain(tiny, request="r3", step=int(frame[0]))
+        assert text.startswith(f"Request r3 in step {frame[0]}\n")
+        said = f"in {len(frames)} steps, {frames[0][0]} to {frames[-1][0]}, and is finished; --request r3 alone tells"
+        assert said in text
+        (told,) = text.split("  what\n")[1].split("\n\n")[0].splitlines()
+        assert told.split() == frame
+        assert "more; --all lists them" not in text
+        before, tokens = int(frame[3]), int(frame[4])
+        assert f"scheduled in step {frame[0]}: num_computed_tokens now {before + tokens}," in text
+        assert text.count("num_computed_tokens now") <= 3
+        assert "computed before: num_computed_tokens before the step's schedule" in text
+    assert "is admitted by schedule" in explain(tiny, request="r3", step=int(frames[0][0]))
+    assert "is admitted by schedule" not in explain(tiny, request="r3", step=int(frames[-1][0]))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +179,9 @@ def test_runs_that_cannot_be_made_again(tiny: Path, tmp_path: Path) -> None:
     for change, said in (
         ({"scenario": {**manifest["scenario"], "seed": 5}}, "digest"),
         ({"scenario": {**manifest["scenario"], "nonsense": 5}}, "not understood any more"),
+        ({"code": "0" * 12, "set": ["seed=0"]}, "has changed since the run, .* speckv run tiny.yaml --set seed=0 --f"),
+        ({"code": None}, "code has changed since the run"),
+        ({"code": None, "versions": {"speckv": "0.0.1"}}, r"the run was made by speckv 0\.0\.1"),
         ({"inputs": [{"path": "gone.csv", "bytes": 1, "modified_ns": 1}]}, "gone.csv"),
         ({"inputs": [{"path": "tiny.yaml", "bytes": 1, "modified_ns": 1}]}, "has changed since the run: 1 bytes then"),
     ):
@@ -166,6 +191,20 @@ def test_runs_that_cannot_be_made_again(tiny: Path, tmp_path: Path) -> None:
     (tiny / "manifest.json").write_text("{}")
     with pytest.raises(ResultsError, match="no manifest of a run"):
         explain(tiny, request="r1")
+
+
+def test_a_sweep_and_a_comparison_are_called_so(tiny: Path, tmp_path: Path) -> None:
+    drafts, blocks = "engine.speculative_config.num_speculative_tokens", "engine.num_gpu_blocks"
+    given = {"name": "s", "scenario": "tiny.yaml", "axes": {"grid": {drafts: [1]}}, "set": {blocks: 40}, "seeds": 1}
+    folder = sweep(given, jobs=1).folder
+    command = rf"speckv run .*tiny\.yaml --set {blocks}=40 --set {drafts}=VALUE --set seed=N"
+    with pytest.raises(ResultsError, match=f"is a sweep, which keeps figures and no runs; .* 1 runs, .*{command}"):
+        explain(folder, request="r1")
+    (tmp_path / "comparison.json").write_text('{"changes": ["K=1"], "seeds": [0, 1]}')
+    with pytest.raises(
+        ResultsError, match=r"is a comparison, .*; speckv run SCENARIO --against K=1 --seeds 2 shows it"
+    ):
+        explain(tmp_path, request="r1")
 
 
 def test_the_command(tiny: Path) -> None:

@@ -396,12 +396,15 @@ def test_the_command_writes_the_page(folder: Path, page: str, tmp_path: Path) ->
 def test_the_command_says_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "neither").mkdir()
     (tmp_path / "neither" / "manifest.json").write_text("{}")
+    (tmp_path / "against").mkdir()
+    (tmp_path / "against" / "comparison.json").write_text('{"changes": ["K=1"], "seeds": [0, 1]}')
     (tmp_path / "nearly").mkdir()
     (tmp_path / "nearly" / "manifest.json").write_text('{"num_points": 3}')
     for wrong, code, words in (
         (tmp_path / "nowhere", 2, "cannot read"),
         (tmp_path / "neither", 2, "neither that of a run nor that of a sweep"),
         (tmp_path / "nearly", 2, "nearly"),
+        (tmp_path / "against", 2, "is a comparison, and neither a run nor a sweep; speckv run SCENARIO --against K=1 "),
     ):
         done = CliRunner().invoke(app, ["report", str(wrong), "-o", str(tmp_path / "x.html")])
         assert done.exit_code == code, done.output

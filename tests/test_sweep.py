@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import sim
 from sim.outcome import Job, Outcome, flat_figures
-from sim.results import ResultsError
+from sim.results import ResultsError, code_digest
 from sim.scenario_source import Source, read_text
 from sim.sweep import SweepError, SweepProgress, SweepStopped, load, load_steps, sweep
 from sim.sweep_schema import SweepFile, read_sweep, sweep_from
@@ -274,6 +274,11 @@ def test_another_sweep_in_the_same_folder_is_refused_with_the_reason(tiny: Path,
         sweep(spec(tiny, seeds=1, axes={}))
     tiny.write_text(TINY)
     manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["code"] == code_digest()
+    for before_it_was_recorded in (manifest | {"code": "0" * 12}, {k: v for k, v in manifest.items() if k != "code"}):
+        (folder / "manifest.json").write_text(json.dumps(before_it_was_recorded))
+        with pytest.raises(ResultsError, match=r"made by other code of the same version\. Give this one another name"):
+            sweep(spec(tiny, seeds=1, axes={}))
     (folder / "manifest.json").write_text(json.dumps(manifest | {"speckv": "0.0.1"}))
     with pytest.raises(ResultsError, match=r"made by speckv 0\.0\.1"):
         sweep(spec(tiny, seeds=1, axes={}))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sim.capacity import CapacityFailed, Pressure, capacity, limit_of
+from sim.capacity import CapacityFailed, Pressure, capacity, deciding_seed, limit_of
 from sim.outcome import K_KEY, Job, measure, variant
 from sim.paired import interval, paired_difference, with_seed
 from sim.scenario import ScenarioError, load_scenario
-from sim.tune import Candidate, Score, TuneFailed, ranking, tune
+from sim.tune import Candidate, LoadChange, Score, TuneFailed, Tuning, ranking, tune
 
 # On the step-cost model, 30 requests with 16 under way: whether drafts pay depends on K.
 SMALL = """
@@ -180,9 +180,54 @@ def test_the_command_prints_flags_and_writes_the_table(folder: Path) -> None:
     assert "--k 3:1: the first is above the last" in wrong.stderr
 
 
-def test_one_k_for_all_sizes_needs_no_table() -> None:
-    from sim.tune import Tuning
+def test_finalists_that_are_not_told_apart_come_with_what_settles_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Differences 1, -1, 0.3: mean 0.1, far within Student's interval; four times the seeds have half of it."""
+    from sim.commands.tune import _show_tuning
 
+    first, second = Score(Candidate(3), [11.0, 9.0, 10.3], [1.0] * 3), Score(Candidate(2), [10.0] * 3, [2.0] * 3)
+    tuning = Tuning("goodput", first, second, [first, second], {}, num_runs=18, num_grid_runs=72)
+    assert tuning.more_seeds_may_tell
+    _show_tuning(tuning, 8, None)
+    said = capsys.readouterr().out
+    settles = (
+        "they had 3 of 8 seeds, all that a quarter of the grid's runs left them; --seeds 32 about halves the interval"
+    )
+    assert said.count(settles) == 1
+    # All serve what comes: no number of seeds tells equal ones apart. And some that differ are told apart already.
+    assert not Tuning("goodput", second, second, [second], {}).more_seeds_may_tell
+    better = Score(Candidate(4), [12.0, 12.1, 12.2], [1.0] * 3)
+    assert not Tuning("goodput", better, second, [better, second], {}).more_seeds_may_tell
+
+
+def test_at_other_loads_it_says_where_nothing_changes_and_what_is_better(capsys: pytest.CaptureFixture[str]) -> None:
+    from sim.commands.tune import _show_tuning
+
+    best, other = Score(Candidate(3), [10.0, 11.0], [1.0, 1.0]), Candidate(4)
+    key, gain, saved = "workload.synthetic.arrivals.rate", interval([0.2, 0.21]), interval([30.0, 31.0])
+    tuning = Tuning("goodput", best, None, [best], {}, num_load_runs=9, same_at=[4.0, 2.0])
+    tuning.changes = [LoadChange(0.5, 6.0, key, other, gain, False, saved)]
+    _show_tuning(tuning, 2, None)
+    said = capsys.readouterr().out
+    assert "at other loads  the same at 2 and 4 times this load\n" in said
+    assert "K = 4 is better at rate 6 (0.5 times), by +0.205 (" in said
+    assert "latency" not in said
+    tuning.changes = [LoadChange(0.5, 6.0, key, other, interval([0.1, -0.1]), True, saved)]
+    _show_tuning(tuning, 2, None)
+    said = capsys.readouterr().out
+    assert "K = 4 is better at rate 6 (0.5 times) in latency, by +30.5 (" in said
+    assert ") ms from arrival to end; in requests/s within the limits the two are as good as equal there" in said
+
+
+def test_drafts_that_cost_nothing_are_best_at_the_other_loads_too(folder: Path) -> None:
+    """Steps of 10 ms whatever K is: more drafts deliver more tokens a second at every load."""
+    keys = ["timing.fixed_step_ms=10", "workload.synthetic.num_requests=16"]
+    tuning = tune("small.yaml", keys, objective="output_throughput", k=[0, 6], seeds=2, jobs=1)
+    assert tuning.best.candidate.k == 6
+    assert not tuning.changes
+    assert sorted(tuning.same_at) == [0.25, 0.5, 2.0, 4.0]
+
+
+def test_one_k_for_all_sizes_needs_no_table() -> None:
     one = Score(Candidate(3), [10.0, 11.0], [1.0, 1.0])
     tuning = Tuning("output_throughput", one, None, [one], {}, table=[[1, 2, 3], [3, 4, 0]])
     assert not tuning.one_k
@@ -261,6 +306,53 @@ def test_what_limits_follows_from_who_waits_for_what() -> None:
     assert limit_of(Pressure(0.0, 0.5, 0.2, 0.0, 0), 0.1)[0] == "budget"
     assert limit_of(Pressure(0.3, 0.1, 0.2, 0.4, 7), 0.1)[0] == "blocks"
     assert limit_of(Pressure(0.0, 0.1, 0.2, 0.0, 0), 0.1)[0] == "sequences"
+
+
+@pytest.mark.parametrize(
+    ("shares", "seed"),
+    [
+        ((0.64, 1.0, 1.0), 0),  # mean 0.88; without the first 1.0
+        ((0.99, 1.0, 0.75), 1),  # mean 0.913; without the second 0.87, without the third more
+        ((0.5, 0.6, 1.0), None),  # any two of them miss 0.9 as well
+        ((0.88, 0.89, 0.92), None),  # on both sides, but no further apart than requests may miss the limits
+        ((0.5,), None),
+    ],
+)
+def test_a_seed_that_decides_alone_is_named(shares: tuple[float, ...], seed: int | None) -> None:
+    assert deciding_seed(shares, 0.9) == seed
+
+
+def test_capacity_shows_the_range_over_seeds_and_what_is_a_sum(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One value of the answer after the other, as the command shows them."""
+    from sim.capacity import Capacity, Tried
+    from sim.commands.tune import _show_capacity
+
+    meets = Tried(7.0, interval([1.0, 1.0, 0.9]), True, (1.0, 1.0, 0.9))
+    misses = Tried(7.3, interval([0.64, 1.0, 1.0]), False, (0.64, 1.0, 1.0))
+    pressure = Pressure(0.5, 0.01, 0.0, 0.4, 715)
+    why = limit_of(pressure, 0.1)[1]
+    key, decides = "workload.synthetic.arrivals.rate", "one seed decides: ..."
+    found = Capacity(
+        key, 0.9, meets, misses, "blocks", why, pressure, [597, 89, 29], [meets, misses], 30, 7.0, None, decides
+    )
+    _show_capacity(found)
+    said = capsys.readouterr().out
+    assert "at 7.3 requests/s only 88.0% do (64.0% to 100.0% by seed, 3 seeds)" in said
+    assert "715 preemptions in 3 runs together (29 to 597 a run)" in said
+    assert said.count("wait for blocks") == said.count("the pool is full") == said.count("715") == 1
+    assert "they also wait for tokens of the budget 1%, for seats 0% of the time" in said
+    assert "warning   one seed decides: ..." in said
+
+
+def test_capacity_tells_its_seeds_apart(folder: Path) -> None:
+    """Poisson arrivals at one seat: queues, and so shares within the limit, differ between seeds."""
+    arrivals = "workload.synthetic.arrivals={process: poisson, rate: 3}"
+    found = capacity("seat.yaml", [arrivals, "workload.synthetic.num_requests=60"], seeds=2, jobs=1, tolerance=0.3)
+    assert len(found.highest.by_seed) == len(found.preemptions_by_seed) == 2
+    assert found.highest.attainment.mean == pytest.approx(sum(found.highest.by_seed) / 2)
+    assert sum(found.preemptions_by_seed) == found.pressure.num_preemptions
 
 
 def test_capacity_says_what_is_wrong(folder: Path) -> None:

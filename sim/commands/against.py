@@ -67,6 +67,10 @@ def run_against(
         if not quiet and sys.stderr.isatty():
             print(f"\rspeckv: {done} of {whole} runs", end="\n" if done == whole else "", file=sys.stderr, flush=True)
 
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if equals and key.strip() == "k":
+            _fail(f"--against {change}: no such key; did you mean `K={value.strip()}`?", _BAD_INPUT)
     try:
         comparison = against(scenario, changes, seeds, overrides=overrides, jobs=jobs, watch=watch)
         folder = write(comparison, out)

@@ -40,9 +40,10 @@ def report(
     A run is made again for the map of its blocks and the times of its preemptions.
     """
     from sim.report import write_report
-    from sim.results import ResultsError
+    from sim.results import ResultsError, refuse_comparison
 
     try:
+        refuse_comparison(result)
         without = write_report(result, output, question=question, blocks=not no_blocks, watch=_clock())
     except ResultsError as error:
         _fail(str(error), _BAD_INPUT)

@@ -19,7 +19,7 @@ import typer
 from sim.scenario_errors import shorten
 
 if TYPE_CHECKING:
-    from sim.capacity import Capacity
+    from sim.capacity import Capacity, Tried
     from sim.paired import Interval
     from sim.tune import LoadChange, Objective, Tuning
 
@@ -99,7 +99,7 @@ def tune(
     if as_json:
         print(json.dumps(_plain(tuning), indent=2))
     else:
-        _show_tuning(tuning, table if by_batch_size else None)
+        _show_tuning(tuning, seeds, table if by_batch_size else None)
 
 
 def capacity(
@@ -147,7 +147,7 @@ def capacity(
         _show_capacity(found)
 
 
-def _show_tuning(tuning: Tuning, table: Path | None) -> None:
+def _show_tuning(tuning: Tuning, seeds: int, table: Path | None) -> None:
     from sim.tune import BUDGET
 
     best, unit = tuning.best, _UNIT[tuning.objective]
@@ -168,14 +168,20 @@ def _show_tuning(tuning: Tuning, table: Path | None) -> None:
             print("             that does not tell the two apart; the first takes less time from arrival to end")
         elif count > 1 and not tuning.told_apart:
             print("             too near to tell apart with these seeds")
+        if count > 1 and tuning.more_seeds_may_tell:
+            why = ", all that a quarter of the grid's runs left them" if count < seeds else ""
+            more = f"--seeds {4 * seeds} about halves the interval"
+            print(f"             they had {count} of {_seeds(seeds)}{why}; {more}")
     near = ""
     if not tuning.told_apart and not tuning.tied:
         near = "; but here the first two are too near to tell apart, so that says little"
     for change in tuning.changes:
         print(f"at other loads  {_change(change, unit)}")
-    if not tuning.changes and tuning.num_load_runs:
+    if tuning.same_at:
         said = "the same" if not near else "nothing else is better"
-        print(f"at other loads  {said} from a quarter to four times this load{near}")
+        times = [f"{factor:g}" for factor in sorted(tuning.same_at)]
+        at = f"{', '.join(times[:-1])} and {times[-1]}" if len(times) > 1 else times[0]
+        print(f"at other loads  {said} at {at} times this load{near}")
     if table is not None:
         if tuning.table is None:
             print("by batch size  no drafts at any size: no table is needed")
@@ -227,8 +233,14 @@ def _seeds(count: int) -> str:
 
 def _change(change: LoadChange, unit: str) -> str:
     where = f"{change.key.rsplit('.', 1)[-1]} {change.load:.4g} ({change.factor:g} times)"
-    near = "" if change.gain.excludes_zero else "; too near to tell apart by that alone"
-    return f"{change.candidate} is better at {where}, by {_signed(change.gain)} {unit} or in latency{near}"
+    if not change.in_latency:
+        near = "" if change.gain.excludes_zero else f"; too near to tell apart with {_seeds(change.gain.num_values)}"
+        return f"{change.candidate} is better at {where}, by {_signed(change.gain)} {unit}{near}"
+    near = "" if change.saved_ms.excludes_zero else f", not told from 0 by {_seeds(change.saved_ms.num_values)}"
+    return (
+        f"{change.candidate} is better at {where} in latency, by {_signed(change.saved_ms)} ms from arrival to end"
+        f"{near}; in {unit} the two are as good as equal there"
+    )
 
 
 def _show_capacity(found: Capacity) -> None:
@@ -239,18 +251,36 @@ def _show_capacity(found: Capacity) -> None:
         return f"{value:.4g} requests/s" if of_rate else f"{found.key.rsplit('.', 1)[-1]} {value:.4g}"
 
     print(f"capacity  {found.request_rate:.4g} requests/s" + ("" if of_rate else f" ({load(found.highest.load)})"))
-    print(f"          {kept.mean:.1%} of the requests keep the limits there, {found.attainment:.0%} are asked for")
-    print(f"          at {load(found.above.load)} only {found.above.attainment.mean:.1%} do")
+    asked = f"{found.attainment:.0%} are asked for"
+    print(f"          {kept.mean:.1%} of the requests keep the limits there{_range(found.highest)}; {asked}")
+    print(f"          at {load(found.above.load)} only {found.above.attainment.mean:.1%} do{_range(found.above)}")
     print(f"limit     {found.limit}: {found.why}")
-    pressure = found.pressure
-    print(
-        f"          requests wait for blocks {pressure.blocks:.0%}, for tokens of the budget {pressure.budget:.0%}, "
-        f"for seats {pressure.sequences:.0%} of the time;"
-    )
-    print(f"          the pool is full {pressure.full:.0%} of it, {pressure.num_preemptions} preemptions")
-    if found.warning is not None:
-        print(f"warning   {found.warning}")
+    print(f"          {_beside_the_limit(found)}")
+    for warning in (found.one_seed, found.warning):
+        if warning is not None:
+            print(f"warning   {warning}")
     print(f"{found.num_runs} runs at {len(found.tried)} loads")
+
+
+def _range(tried: Tried) -> str:
+    """What the seeds lie between, where there are several."""
+    if len(tried.by_seed) < 2:
+        return ""
+    return f" ({min(tried.by_seed):.1%} to {max(tried.by_seed):.1%} by seed, {_seeds(len(tried.by_seed))})"
+
+
+def _beside_the_limit(found: Capacity) -> str:
+    """What the line of the limit does not say already; preemptions are a sum over runs, and said to be."""
+    pressure, counts = found.pressure, found.preemptions_by_seed
+    waits = {"blocks": ("blocks", pressure.blocks), "budget": ("tokens of the budget", pressure.budget)}
+    waits["sequences"] = ("seats", pressure.sequences)
+    said = ", ".join(f"for {what} {share:.0%}" for limit, (what, share) in waits.items() if limit != found.limit)
+    they = "they also" if found.limit in waits else "requests"
+    pool = "" if found.limit == "blocks" else f"; the pool is full {pressure.full:.0%} of it"
+    total = f"{sum(counts)} preemption{'' if sum(counts) == 1 else 's'}"
+    if len(counts) > 1:
+        total += f" in {len(counts)} runs together ({min(counts)} to {max(counts)} a run)"
+    return f"{they} wait {said} of the time{pool}; {total}"
 
 
 def _signed(interval: Interval) -> str:
