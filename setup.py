@@ -71,10 +71,12 @@ def record(modules: list[str]) -> str:
     """What is compiled from what, line by line: a kind, a hash, a file."""
 
     def lines() -> Iterator[str]:
+        """The last one says that it is the last."""
         yield f"recipe {digest('setup.py')} mypy-{version('mypy')}"
         for kind, paths in (("compiled", modules), ("read", read_by(modules))):
             for path in paths:
                 yield f"{kind} {digest(path)} {path}"
+        yield "end - -"
 
     def digest(path: str) -> str:
         return source_hash((ROOT / path).read_bytes()).hex()

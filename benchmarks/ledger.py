@@ -65,9 +65,8 @@ def main() -> None:
     loop = min(repeat("for i in numbers: x = i + 1", "numbers = range(1000)", number=300)) / 300
     rounds = [measure(arguments.scenario, arguments.requests) for _ in range(3)]
     rest, ledger, distributions = (min(found[number] for found in rounds) for number in range(3))
-    print(
-        f"{arguments.scenario}, {CORE.name} core, {rounds[0][3]:,} request-steps, microseconds a request-step, best of three"
-    )
+    print(f"{arguments.scenario}, {CORE.name} core, {rounds[0][3]:,} request-steps; the best of three")
+    print("  microseconds a request-step")
     print(f"  (a turn of the loop `for i in numbers: x = i + 1` takes {loop * 1e6:.0f} ns here)")
     print(f"  scheduler, engine, device   {rest:6.3f}")
     print(f"  ledger                      {ledger:6.3f}   {ledger / rest:5.2f} of it; allowed: 1")

@@ -33,7 +33,7 @@ from sim.outcome import K_KEY, Outcome, variant
 from sim.paired import Interval, Runs, interval, runs, with_seed
 from sim.scenario import Scenario, ScenarioError, load_scenario
 from sim.scenario_errors import Problem
-from sim.tune import load_of
+from sim.tune import load_of, with_load
 
 FULL: Final = 0.95
 """Share of the pool's blocks from which on it is full: a request's next blocks may not fit any more."""
@@ -160,6 +160,9 @@ class _Search:
         self._made = made
         self._tried: dict[float, Tried] = {}
 
+    def _load(self, load: float) -> dict[str, Any]:
+        return with_load(self._base, self._key, load)
+
     def found(self, start: float, tolerance: float) -> Capacity:
         low, high = self._bracket(start)
         while high / low > 1 + tolerance:
@@ -168,7 +171,7 @@ class _Search:
         limit, why, pressures = self._limit(high)
         rate = low
         if not self._key.endswith(".rate"):
-            (played,) = self._outcomes({self._key: low}, steps=True)[:1]
+            (played,) = self._outcomes(self._load(low), steps=True)[:1]
             seconds = _arrival_s(played)
             rate = (played.figures["num_requests"] or 0) / seconds if seconds else 0.0
         tried = sorted(self._tried.values(), key=lambda one: one.load)
@@ -204,7 +207,7 @@ class _Search:
 
     def _too_short(self, load: float, rate: float) -> str | None:
         """A burst that is over before the server has filled says little about a load that stays."""
-        (played,) = self._outcomes({self._key: load})[:1]
+        (played,) = self._outcomes(self._load(load))[:1]
         arriving_s = (played.figures["num_requests"] or 0) / rate if rate else 0.0
         takes_s = (played.figures["e2el_ms_mean"] or 0.0) / 1e3
         if arriving_s >= _LONG_ENOUGH * takes_s:
@@ -231,7 +234,7 @@ class _Search:
 
     def _no_end(self, load: float) -> str:
         """Why even the highest load tried keeps the limits: mostly since the run is over before anybody has to wait."""
-        (played,) = self._outcomes({self._key: load}, steps=True)[:1]
+        (played,) = self._outcomes(self._load(load), steps=True)[:1]
         arriving_s = _arrival_s(played)
         if self._key.endswith(".rate"):
             arriving_s = (played.figures["num_requests"] or 0) / load
@@ -245,7 +248,7 @@ class _Search:
 
     def _meets(self, load: float) -> bool:
         if load not in self._tried:
-            by_seed = tuple(self._within(outcome) for outcome in self._outcomes({self._key: load}))
+            by_seed = tuple(self._within(outcome) for outcome in self._outcomes(self._load(load)))
             within = interval(by_seed)
             self._tried[load] = Tried(load, within, within.mean >= self._attainment, by_seed)
         return self._tried[load].meets
@@ -267,11 +270,11 @@ class _Search:
         return outcomes
 
     def _limit(self, load: float) -> tuple[Limit, str, list[Pressure]]:
-        outcomes = self._outcomes({self._key: load}, steps=True)
+        outcomes = self._outcomes(self._load(load), steps=True)
         pressures = [pressure_of(outcome) for outcome in outcomes]
         limit, why = limit_of(_together(pressures), 1 - self._attainment)
         if limit == "compute" and self._base.engine.speculative_config is not None:
-            without = interval([self._within(one) for one in self._outcomes({self._key: load, K_KEY: 0})])
+            without = interval([self._within(one) for one in self._outcomes({**self._load(load), K_KEY: 0})])
             if without.mean > self._tried[load].attainment.mean:
                 return (
                     "acceptance",

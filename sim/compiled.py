@@ -42,16 +42,17 @@ def _misfit() -> str | None:
     """Why the compiled core cannot run: it is not there, or its sources have changed since. None if it can."""
     again = "; `make compile` builds it" if os.path.exists(os.path.join(_PACKAGES, "pyproject.toml")) else ""
     try:
-        with open(_RECORD, encoding="utf-8") as record:
+        with open(_RECORD, encoding="utf-8", errors="replace") as record:
             lines = [line.rstrip().split(" ", 2) for line in record]
     except OSError:
         return f"none was compiled for this Python{again}"
-    if not lines or any(len(line) != 3 for line in lines):
+    whole = bool(lines) and (lines[0][0] == "failed" or lines[-1][0] == "end")
+    if not whole or any(len(line) != 3 for line in lines):
         return f"{_RECORD} is damaged{again and again + ' again'}"
     for kind, was, source in lines:
         if kind == "failed":
             return f"it could not be compiled: {source}"
-        if kind == "recipe":
+        if kind in ("recipe", "end"):
             continue
         try:
             with open(os.path.join(_PACKAGES, source), "rb") as file:
@@ -62,7 +63,8 @@ def _misfit() -> str | None:
             return f"the compiled core is older than {source}{again and again + ' again'}"
         if kind == "compiled" and not os.path.exists(os.path.join(_PACKAGES, source.removesuffix(".py") + _SUFFIX)):
             return f"the compiled {source} is missing{again and again + ' again'}"
-    return None
+    library = _RECORD.removesuffix(".txt")
+    return None if os.path.exists(library) else f"{library} is missing{again and again + ' again'}"
 
 
 def _choose(asked: str | None) -> Core:

@@ -284,7 +284,7 @@ class _Search:
                 load = load_of(self._base, factor)
                 if load is None:
                     return
-                usable, refused = self._usable(rivals, {load[0]: load[1]})
+                usable, refused = self._usable(rivals, with_load(self._base, *load))
                 if best not in usable:
                     continue
                 change = self._change(best, usable, refused, factor, load)
@@ -434,6 +434,14 @@ def load_of(scenario: Scenario, factor: float) -> tuple[str, float | int] | None
     if isinstance(concurrency, int):
         return f"{_ARRIVALS}.concurrency", max(round(concurrency * factor), 1)
     return None
+
+
+def with_load(scenario: Scenario, key: str, load: float | int) -> dict[str, Any]:
+    """The keys that set the load: with a rate its process too, since a scenario may leave `arrivals` out."""
+    synthetic = scenario.workload.synthetic
+    if synthetic is None or not key.startswith(_ARRIVALS):
+        return {key: load}
+    return {f"{_ARRIVALS}.process": synthetic.arrivals.process, key: load}
 
 
 def _rows(sizes: Sequence[int], choices: Sequence[int], last: int) -> list[list[int]]:

@@ -105,10 +105,11 @@ def tree(tmp_path: Path) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, root / name)
     lines = ["recipe 0 of-this-test"]
+    (root / f"sim/_core__mypyc{SUFFIX}").touch()
     for name in ("sim/records.py", "sim/core/crash.py"):
         lines.append(f"compiled {source_hash((root / name).read_bytes()).hex()} {name}")
         (root / name).with_suffix(SUFFIX).touch()
-    (root / f"sim/_core__mypyc{SUFFIX}.txt").write_text("\n".join(lines) + "\n")
+    (root / f"sim/_core__mypyc{SUFFIX}.txt").write_text("\n".join([*lines, "end - -"]) + "\n")
     return root
 
 
@@ -133,6 +134,20 @@ def damage(root: Path) -> None:
     (root / f"sim/_core__mypyc{SUFFIX}.txt").write_text("")
 
 
+def cut(root: Path) -> None:
+    """At the end of a line; the sources behind it have changed."""
+    record = root / f"sim/_core__mypyc{SUFFIX}.txt"
+    record.write_text("".join(record.read_text().splitlines(keepends=True)[:3]))
+
+
+def scramble(root: Path) -> None:
+    (root / f"sim/_core__mypyc{SUFFIX}.txt").write_bytes(bytes(range(128, 256)))
+
+
+def lose(root: Path) -> None:
+    (root / f"sim/_core__mypyc{SUFFIX}").unlink()
+
+
 def checkout(root: Path) -> None:
     (root / "pyproject.toml").touch()
     edit(root)
@@ -147,7 +162,10 @@ MISFITS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a module missing": (remove, "the compiled sim/records.py is missing"),
     "could not be compiled": (fail, "it could not be compiled: no C compiler that finds Python.h"),
     "never compiled": (none, "none was compiled for this Python"),
-    "a record cut short": (damage, f"{{root}}/sim/_core__mypyc{SUFFIX}.txt is damaged"),
+    "an empty record": (damage, f"{{root}}/sim/_core__mypyc{SUFFIX}.txt is damaged"),
+    "a record cut short": (cut, f"{{root}}/sim/_core__mypyc{SUFFIX}.txt is damaged"),
+    "a record of no text": (scramble, f"{{root}}/sim/_core__mypyc{SUFFIX}.txt is damaged"),
+    "the library missing": (lose, f"{{root}}/sim/_core__mypyc{SUFFIX} is missing"),
 }
 
 

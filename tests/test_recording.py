@@ -88,6 +88,20 @@ def test_windows_tile_the_run(full: Result, windows: Result) -> None:
     assert table["to_ns"].tolist() == [*range(WINDOW_NS, end, WINDOW_NS), end]
 
 
+def test_windows_in_which_nothing_happens_are_one_row(tiny: Path) -> None:
+    """Three requests within an hour: as many rows as there is something to say, and they tile the run all the same."""
+    arrivals = "workload.synthetic.arrivals={process: constant, rate: 0.001}"
+    result = recorded(tiny, "window:1ms", arrivals, "workload.synthetic.num_requests=3", "events=[]")
+    table = result.steps()
+    end = round(result.summary["duration_s"] * 1e9)
+    assert len(table) < 20 * result.summary["num_steps"] < end / 1e6 / 10
+    assert table["from_ns"].tolist() == [0, *table["to_ns"].tolist()[:-1]]
+    assert table["to_ns"].iloc[-1] == end
+    assert (table["window"] == table["from_ns"] // 1_000_000).all()
+    seconds = (table["to_ns"] - table["from_ns"]) / 1e9
+    assert (table["res_free"] * seconds).sum() == pytest.approx(result.summary["slot_seconds"]["free"], rel=1e-9)
+
+
 def test_sums_are_those_of_the_steps_taken_back_in_a_window(full: Result, windows: Result) -> None:
     steps, table = full.steps(), windows.steps()
     by_window = steps.groupby(steps["updated_ns"] // WINDOW_NS)

@@ -131,6 +131,18 @@ def test_tune_looks_at_other_drafters_seats_and_loads(folder: Path) -> None:
     assert all("did you mean" in reason or "is not known" in reason for reason in tuning.refused.values())
 
 
+def test_a_scenario_without_arrivals_has_a_load_all_the_same(folder: Path) -> None:
+    """The README's five lines leave `arrivals` out, so that a rate alone would be one of no process."""
+    file = folder / "five.yaml"
+    lines = "model: llama-3.1-8b\nhardware: h100\n"
+    lines += "engine: {speculative_config: {method: eagle3, num_speculative_tokens: 3}}\n"
+    file.write_text(lines + "workload: {synthetic: {num_requests: 4, output_tokens: 8}}\n")
+    tuning = tune(file, k=[1, 2], objective="output_throughput", seeds=2, jobs=1)
+    assert sorted(tuning.same_at + [change.factor for change in tuning.changes])
+    with pytest.raises(CapacityFailed, match="keep the limits at every rate"):
+        capacity(file, ["slo={ttft_ms: 60000}"], seeds=1, jobs=1)
+
+
 def test_k_by_batch_size_makes_vllms_table(folder: Path) -> None:
     tuning = tune(
         "small.yaml",

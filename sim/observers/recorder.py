@@ -303,7 +303,7 @@ class Windows:
         self._scheduler = scheduler
         self._window_ns = window_ns
         self._table = _WindowTable(folder, format, window_ns)
-        self._number = 0
+        self._start_ns = 0
         self._end_ns = window_ns
         """Of the window under way."""
         self._now = 0
@@ -368,8 +368,9 @@ class Windows:
     def closed(self, now: int) -> None:
         """The run is over, and with it the window. A second time does nothing."""
         self._pass_time(now)
-        if now > self._end_ns - self._window_ns or self._num_steps:
+        if now > self._start_ns or self._num_steps:
             self._end_window(now)
+            self._start_ns = now
             self._end_ns = now + self._window_ns
 
     def close(self) -> None:
@@ -380,7 +381,9 @@ class Windows:
         """Up to a record: nothing has changed since the one before."""
         while now >= self._end_ns:
             self._end_window(self._end_ns)
-            self._end_ns += self._window_ns
+            self._start_ns = self._end_ns
+            # Windows that nothing happens in are one row together: there may be millions between two requests.
+            self._end_ns += max((now - self._end_ns) // self._window_ns, 1) * self._window_ns
         elapsed = now - self._now
         if elapsed:
             self._running_ns += self._running * elapsed
@@ -391,7 +394,7 @@ class Windows:
 
     def _end_window(self, end_ns: int) -> None:
         """Write the row of the window that began where the one before ended."""
-        start_ns = self._end_ns - self._window_ns
+        start_ns = self._start_ns
         length_ns = end_ns - start_ns
         after = self._integrals(end_ns)
         means: list[float] = []
@@ -410,8 +413,7 @@ class Windows:
             means.append(sum(means[len(_RESERVATIONS) :]) / self._ledger.block_size)
             means.append(float(self._running))
             means.append(float(self._waiting))
-        self._table.add([self._number, start_ns, end_ns, self._num_steps, *self._sums], means)
-        self._number += 1
+        self._table.add([start_ns // self._window_ns, start_ns, end_ns, self._num_steps, *self._sums], means)
         self._now = end_ns
         self._before = after
         self._running_ns = self._waiting_ns = 0
