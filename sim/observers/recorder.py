@@ -260,7 +260,7 @@ class Recorder:
         """It has been taken back: its row is complete. Raises OSError."""
         row = self._under_way.pop(returned.batch.number, None)
         if row is not None:
-            row += (now, sum(returned.sampled), sum(returned.delivered), self._ledger.garbage)
+            row += (now, sum(returned.sampled), returned.num_delivered_tokens, self._ledger.garbage)
             assert self._steps is not None
             self._steps.add(row)
 
@@ -352,7 +352,7 @@ class Windows:
         self._pass_time(now)
         self._ledger_now = now
         row = self._under_way.pop(returned.batch.number)
-        row += (sum(returned.sampled), sum(returned.delivered))
+        row += (sum(returned.sampled), returned.num_delivered_tokens)
         sums = self._sums
         for number, value in enumerate(row):
             sums[number] += value
@@ -435,12 +435,12 @@ class Windows:
 
 def _counts(batch: Batch, num_preempted: int) -> list[int]:
     """What a schedule that launches a step says of it, by `_COUNTS`."""
-    num_drafts = sum(batch.drafts)
+    num_drafts = batch.num_draft_tokens
     num_frames = len(batch.requests)
     num_prefills = 0
     prefill_tokens = 0
     if batch.total_tokens - num_drafts != num_frames or not all(batch.samples):
-        for num_tokens, drafts, samples in zip(batch.tokens, batch.drafts, batch.samples, strict=True):
+        for num_tokens, drafts, samples in zip(batch.tokens, batch.drafts, batch.samples):
             if not samples or num_tokens != 1 + drafts:
                 num_prefills += 1
                 prefill_tokens += num_tokens
