@@ -221,7 +221,7 @@ _LOOKUP = "sim.core.kv_cache:KVCache.lookup"
 BROKEN = {
     "skips-too-late": Reading(_RUNNING, "computed + 2 - placeholders", "computed + 1 - placeholders", "skip rule"),
     "chunks-not-capped": Reading(_RUNNING, "if num_tokens > threshold > 0:", "if False:", "long prefill, running"),
-    "no-lookahead": Reading(_RUNNING, "lookahead = settings.num_lookahead_tokens", "lookahead = 0", "lookahead slots"),
+    "no-lookahead": Reading(_RUNNING, "= settings.num_lookahead_tokens", "= 0", "lookahead slots"),
     "model-length": Reading(_RUNNING, "settings.max_model_len - 1", "settings.max_model_len", "the model's length"),
     "zero-tokens-stop": Reading(
         _RUNNING, "index += 1\n            continue\n        while", "break\n        while", "nothing to do: skipped"
