@@ -12,15 +12,19 @@ import gzip
 import json
 import sys
 import time
-from pathlib import Path
+
+from measured import data_folder
 
 from sim.models.acceptance_fit import MODELS, fit, steps_from_lengths
 
 
 def main() -> None:
     """Print a row for each model."""
-    beside = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-    data = Path(sys.argv[1]) if len(sys.argv) > 1 else beside
+    names = [
+        "acceptance/specdecodebench_sharegpt.jsonl.gz",
+        "acceptance/specdecodebench_gsm8k.jsonl.gz",
+    ]
+    data = data_folder(sys.argv[1] if len(sys.argv) > 1 else None, *names)
     for dataset in ("sharegpt", "gsm8k"):
         for drafter in ("eagle3", "ngram"):
             with gzip.open(data / "acceptance" / f"specdecodebench_{dataset}.jsonl.gz", "rt") as file:

@@ -18,6 +18,7 @@ SOURCES: Final = {
     "acceptance/specdecodebench_gsm8k.jsonl.gz": "SpecDecode-Bench (no licence file)",
     "acceptance/specdecodebench_sharegpt.jsonl.gz": "SpecDecode-Bench (no licence file)",
     "published/specdecodebench_measured_speedups.csv": "SpecDecode-Bench (no licence file)",
+    "published/specdecodebench_simulated_speedups.csv": "SpecDecode-Bench (no licence file)",
 }
 """Files in that folder, and whose data they hold."""
 

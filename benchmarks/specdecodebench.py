@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from measured import data_folder
+
 from sim.models.acceptance_fit import fit, steps_from_lengths
 from sim.models.specdecodebench import Drafting, Recorded, combined, drawn, lockstep_speedup
 
@@ -72,8 +74,12 @@ def modelled(entries: Sequence[dict[str, Any]], proposer: str, k: int | None, mo
 
 def main() -> None:
     """Print every published row beside ours."""
-    beside = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-    data = Path(sys.argv[1]) if len(sys.argv) > 1 else beside
+    names = [
+        "acceptance/specdecodebench_sharegpt.jsonl.gz",
+        "acceptance/specdecodebench_gsm8k.jsonl.gz",
+        "published/specdecodebench_simulated_speedups.csv",
+    ]
+    data = data_folder(sys.argv[1] if len(sys.argv) > 1 else None, *names)
     models: dict[tuple[str, str, int | None], list[Recorded]] = {}
     print("data set  proposer  K       batch  published  arrays  index as meant  fitted  (error %)")
     worst = {"arrays": 0.0, "fitted": 0.0}
