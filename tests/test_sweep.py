@@ -21,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
+from sim.compiled import CORE
 from sim.outcome import Job, Outcome, flat_figures
 from sim.results import ResultsError, code_digest
 from sim.scenario_source import Source, read_text
@@ -398,10 +399,11 @@ def children(pid: int) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers through /proc")
 def test_kills_at_ten_random_moments_change_nothing(tiny: Path, tmp_path: Path) -> None:
     """Five times a worker, five times the parent, after which the same command is given again."""
+    num_requests = 150 if CORE.name == "plain" else 800  # long enough for ten kills, on either core
     given = spec(
         tiny,
         axes={"grid": {K: [0, 1, 2, 3], RATE: [8, 10, 15, 20, 30]}},
-        set={"workload.synthetic.num_requests": 150},
+        set={"workload.synthetic.num_requests": num_requests},
         seeds=3,
     )
     undisturbed = sweep(given, out=tmp_path / "undisturbed", jobs=2).folder
