@@ -27,22 +27,11 @@ from typing import Any, Final
 from sim.build import RequestNeverFits, Simulation, build
 from sim.core.request import Request
 from sim.observers.invariants import LawBroken
-from sim.policies.axes import DRAFTER_KV, LAST_HIT, PREFIX_CACHE, RESERVATION, STALE_HOW, STALE_WHEN, UNDO, VICTIM
+from sim.policies.axes import AXES
 from sim.policies.presets import PRESETS
 from sim.records import Batch, Interruption, Returned
 from sim.scenario import Scenario, ScenarioError, load_scenario
 
-AXES: Final[dict[str, tuple[str, ...]]] = {
-    "undo": tuple(UNDO),
-    "reservation": tuple(RESERVATION),
-    "drafter_kv": tuple(DRAFTER_KV),
-    "stale_when": STALE_WHEN,
-    "stale_how": STALE_HOW,
-    "prefix_cache": tuple(PREFIX_CACHE),
-    "last_hit": LAST_HIT,
-    "victim": tuple(VICTIM),
-    "draft_length": ("fixed", "adaptive", "best_by_cost"),
-}
 POOLS: Final = ("starved", "tight", "roomy", "ample")
 """The smallest that the scenario takes; 2 blocks more; 1.5 times as many; room for all requests at once."""
 METHODS: Final = ("none", "ngram", "ngram_gpu", "eagle3", "eagle3", "eagle", "mtp", "draft_model", "draft_model")

@@ -44,7 +44,6 @@ from sim.scenario import (
 from sim.workers import BackendGone, Inline, LocalWorkers, run_jobs
 
 NO_SPECULATION: Final = "engine.speculative_config=null"
-COMPARISON: Final = "comparison.json"
 COMPARISON_TABLE: Final = "comparison.csv"
 
 _CLASSES: Final = (
@@ -551,6 +550,6 @@ def write(comparison: Comparison, out: Path) -> Path:
     """Write both files into `out/<name>/<id>-against/` and return the folder. Raises OSError."""
     folder = out / comparison.name / comparison.id
     folder.mkdir(parents=True, exist_ok=True)
-    results.write_json(folder / COMPARISON, comparison.as_json())
+    results.write_json(folder / results.COMPARISON, comparison.as_json())
     (folder / COMPARISON_TABLE).write_text(comparison.table(), encoding="utf-8", newline="")
     return folder

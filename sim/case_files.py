@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sim.scenario_errors import nearest_name, shorten
+from sim.whole_files import written_whole
 
 CASE_FORMAT: Final = 1
 
@@ -100,13 +101,8 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    with written_whole(path) as partial:
         partial.write_bytes(content)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _whole(least: int) -> tuple[Check, str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sim.whole_files import written_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,13 +137,8 @@ def discard(folder: Path) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole: whoever reads it finds the old one or the new one. Raises OSError."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from sim.scenario_errors import Problem
 from sim.scenario_schema import Replay
 from sim.scenario_source import Plain, Source
 from sim.sweep_schema import SweepError, SweepFile, read_sweep, sweep_from
+from sim.whole_files import written_whole
 from sim.workers import Backend, BackendGone, Limits, LocalWorkers, num_cores, resident_mb, run_jobs
 
 if TYPE_CHECKING:
@@ -259,13 +259,8 @@ class _Folder:
     def put_steps(self, scenario_digest: str, content: bytes) -> None:
         file = self.steps_of(scenario_digest)
         file.parent.mkdir(exist_ok=True)
-        partial = file.with_name(f"{file.name}.partial")
-        try:
+        with written_whole(file) as partial:
             partial.write_bytes(content)
-            os.replace(partial, file)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
 
     def put_time(self, point: int, seed: int, outcome: Outcome) -> None:
         file = self.path / _TIMES
@@ -586,13 +581,8 @@ def _write(file: Path, table: pa.Table) -> None:
     """Write a table whole: whoever reads it finds the old one or the new one. Raises OSError."""
     import pyarrow.parquet as pq
 
-    partial = file.with_name(f"{file.name}.partial")
-    try:
+    with written_whole(file) as partial:
         pq.write_table(table, partial)
-        os.replace(partial, file)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _cannot(path: Path, error: OSError) -> str:

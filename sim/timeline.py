@@ -15,7 +15,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from sim.build import Simulation
 from sim.observers.ledger import CONTENT_CLASSES, RESERVATION_CLASSES
 from sim.records import Batch, Interruption, Returned
 from sim.resimulate import recorded_scenario, repeat
+from sim.whole_files import written_whole
 
 if TYPE_CHECKING:
     from sim.core.request import Request
@@ -170,14 +170,8 @@ def write_timeline(folder: Path, path: Path, watch: Callable[[int], None] | None
     """
     scenario, _ = recorded_scenario(folder)
     schedule_ns, update_ns = (round(ms * 1e6) for ms in (scenario.timing.schedule_ms, scenario.timing.update_ms))
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with _opened(partial, path.suffix == ".gz") as stream:
-            repeat(scenario, lambda simulation: Timeline(stream, simulation, schedule_ns, update_ns), watch=watch)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with written_whole(path) as partial, _opened(partial, path.suffix == ".gz") as stream:
+        repeat(scenario, lambda simulation: Timeline(stream, simulation, schedule_ns, update_ns), watch=watch)
 
 
 def _opened(path: Path, zipped: bool) -> IO[str]:

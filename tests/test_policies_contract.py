@@ -16,7 +16,7 @@ import pytest
 
 from sim.build import Simulation, build
 from sim.core.request import Request
-from sim.policies.axes import DRAFTER_KV, LAST_HIT, PREFIX_CACHE, RESERVATION, STALE_HOW, STALE_WHEN, UNDO, VICTIM
+from sim.policies.axes import AXES, DRAFTER_KV
 from sim.policies.presets import PRESETS, TRAITS
 from sim.records import FATES, Batch, Returned
 from sim.scenario import ScenarioError, load_scenario
@@ -24,18 +24,6 @@ from sim.scenario_schema import Policies
 from tests.by_hand import LOSSY
 from tests.naive_accounts import NaiveAccounts
 
-DRAFT_LENGTH = ("fixed", "adaptive", "best_by_cost")
-AXES: dict[str, Sequence[str]] = {
-    "undo": tuple(UNDO),
-    "reservation": tuple(RESERVATION),
-    "drafter_kv": tuple(DRAFTER_KV),
-    "stale_when": STALE_WHEN,
-    "stale_how": STALE_HOW,
-    "prefix_cache": tuple(PREFIX_CACHE),
-    "last_hit": LAST_HIT,
-    "victim": tuple(VICTIM),
-    "draft_length": DRAFT_LENGTH,
-}
 SUBJECTS = [f"{axis}={value}" for axis, values in AXES.items() for value in values] + list(PRESETS)
 
 ENGINE = (

@@ -49,14 +49,15 @@ class PrefixCache:
         """Take different blocks' hashes away.
 
         Raises:
-            KeyError: a block has none; those before it have lost theirs.
+            KeyError: a block has none; nothing has been changed.
         """
         hashes = self.hashes
         duplicates = self._duplicates
         for block in blocks:
-            block_hash = hashes[block]
-            if block_hash is None:
+            if hashes[block] is None:
                 raise KeyError(f"block {block} has no hash")
+        for block in blocks:
+            block_hash = hashes[block]
             hashes[block] = None
             if duplicates and block_hash in duplicates:
                 self._evict_duplicate(block, block_hash)

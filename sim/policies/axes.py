@@ -37,6 +37,19 @@ LAST_HIT: Final = (DROP_BLOCK, DROP_TOKEN, DROP_NOTHING)
 VICTIM: Final = {"last_admitted": last_admitted, "fewest_outputs": fewest_outputs}
 STALE_WHEN: Final = ("reset", "any_preemption")
 STALE_HOW: Final = ("count_frames", "count_tokens", "deliver", "drop")
+DRAFT_LENGTH: Final = ("fixed", "adaptive", "best_by_cost")
+AXES: Final[dict[str, tuple[str, ...]]] = {
+    "undo": tuple(UNDO),
+    "reservation": tuple(RESERVATION),
+    "drafter_kv": tuple(DRAFTER_KV),
+    "stale_when": STALE_WHEN,
+    "stale_how": STALE_HOW,
+    "prefix_cache": tuple(PREFIX_CACHE),
+    "last_hit": LAST_HIT,
+    "victim": tuple(VICTIM),
+    "draft_length": DRAFT_LENGTH,
+}
+"""The names on each axis."""
 
 
 def stale_output(when: str, how: str) -> DiscardedInFrames | DrainedInTokens:

@@ -6,7 +6,6 @@ run or a sweep, and the page. Must not know how anything is simulated.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from sim.report import words
 from sim.report.meanings import CLASSES, CONTENT, Figure, figures
 from sim.report.page import Section, bar, bullets, details, page, paragraph, picture, swatch, table, text
 from sim.results import ResultsError
+from sim.whole_files import written_whole
 
 __all__ = ["report_page", "write_report"]
 
@@ -47,13 +47,8 @@ def write_report(
     """
     content, without = _page(Path(folder), question, blocks, watch)
     output = Path(output)
-    partial = output.with_name(f"{output.name}.partial")
-    try:
+    with written_whole(output) as partial:
         partial.write_text(content, encoding="utf-8")
-        os.replace(partial, output)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
     return without
 
 
