@@ -29,6 +29,7 @@ from sim.case_files import read_case
 from sim.compiled import CORE
 from sim.conform.compare import first_difference
 from sim.conform.live import Worker, find_python, preset_of
+from sim.core.block_hashes import BlockHashes
 from sim.policies.presets import PRESETS
 from sim.replay import ScriptedContent, _Replay
 
@@ -79,7 +80,7 @@ class Handed:
         self._tokens = [scripted._at(position) for position in range(num_tokens)]
         self._block_size = block_size
 
-    def extend_hashes(self, hashes: list[object], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         """See `sim.core.request.Content`."""
         size = self._block_size
         for start in range(len(hashes) * size, count * size, size):

@@ -24,6 +24,7 @@ from gpu_backend.attention import RaggedBatch, paged_attention
 from gpu_backend.decoder import Decoder
 from gpu_backend.paged_cache import PagedCache
 from gpu_backend.positions import DevicePositions
+from sim.core.block_hashes import BlockHashes
 from sim.core.request import FINISHED, Request
 from sim.core.scheduler import Scheduler
 from sim.core.settings import Rules, Settings
@@ -94,7 +95,7 @@ class TokenContent:
         """Prompt and delivered output; during an update also what has just come back."""
         self._block_size = block_size
 
-    def extend_hashes(self, hashes: list[int], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         """See `sim.core.request.Content`.
 
         Raises:

@@ -245,7 +245,7 @@ class Shadow:
         hashes = []
         for index in (reader, writer):
             request = self._requests[index]
-            hashes.append(request.hashes(min(num_blocks, request.num_tokens // self.block_size))[:num_blocks])
+            hashes.append(request.hashes(min(num_blocks, request.num_tokens // self.block_size)).numbers(num_blocks))
         shorter = min(map(len, hashes))
         while equal < shorter and hashes[0][equal] == hashes[1][equal]:
             equal += 1

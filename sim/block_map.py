@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sim import results
 from sim.build import Simulation
+from sim.observers.blocks import Blocks
 from sim.observers.ledger import RESERVATION_CLASSES
 from sim.pictures import COLOURS
 from sim.records import FREED, HIT, TAKEN, Batch, BlockOperation, Interruption, Returned
@@ -65,6 +66,7 @@ class Looker:
         rows = -(-self.num_blocks // self.blocks_per_row)
         self.classes = np.zeros((rows, len(times_ns)), dtype=np.uint8)
         self.garbage = np.zeros((rows, len(times_ns)), dtype=np.float32)
+        self._blocks = Blocks(self.num_blocks + 1)
         self._tables: dict[int, list[int]] = {}
         """Blocks in order, by owner."""
         self._whole = np.full(self.num_blocks + 1, _FREE, dtype=np.uint8)
@@ -118,7 +120,8 @@ class Looker:
         return most.astype(np.uint8), mean.astype(np.float32)
 
     def _follow(self, operations: list[BlockOperation]) -> None:
-        """Keep the tables. The ledger has yet to be told, so what the blocks are now is asked when they are drawn."""
+        """Keep the tables, and what the blocks are."""
+        self._blocks.follow(operations)
         for kind, owner, blocks in operations:
             self._touched.update(blocks)
             if kind in (TAKEN, HIT):
@@ -133,7 +136,7 @@ class Looker:
 
     def drawn(self) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
         """By block, the null block included: its class, and its slots that are garbage in memory."""
-        refs, hashed = self._ledger.refs, self._ledger.hashed
+        refs, hashed = self._blocks.refs, self._blocks.hashed
         for block in self._touched:
             self._whole[block] = _COMMITTED if refs[block] else _CACHED if hashed[block] else _FREE
         self._touched.clear()

@@ -6,8 +6,15 @@ made of the same pieces of the same streams. Knows workloads' segments; no pool,
 
 from __future__ import annotations
 
-from sim.core.request import BlockHash
+from typing import TYPE_CHECKING, Final
+
+from sim.core.block_hashes import BlockHash, BlockHashes
 from workloads.spec import Segment, output_stream
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+_ENDLESS: Final = 1 << 60
 
 
 class SegmentContent:
@@ -21,36 +28,53 @@ class SegmentContent:
         self._num_prompt_tokens = num_prompt_tokens
         self._block_size = block_size
 
-    def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         """See `sim.core.request.Content`. A tuple of integers has the same hash in every process.
 
-        What is hashed is the block before and what is new: nothing where the block only goes on with the stream that
-        the one before ended with, its stream and start where it is one piece, else its pieces.
+        A block that only goes on with the stream that the one before ended with has the next number. Any other starts
+        at a number of its own: a hash of the block before and of its stream and start where it is one piece, else of
+        its pieces.
         """
-        size = self._block_size
-        parent: BlockHash = hashes[-1] if hashes else 0
-        index = len(hashes)
-        if len(self._segments) == 1:
-            stream, first, tokens = self._segments[0]
-            whole = min(count, tokens // size)
-            while index < whole:
-                parent = hash((parent,)) if index > 0 else hash((parent, stream, first))
-                hashes.append(parent)
-                index += 1
-        prompt = self._num_prompt_tokens
-        while index < count:
-            if index * size > prompt:
-                parent = hash((parent,))
+        index = hashes.num_blocks
+        until: i64 = count
+        while index < until:
+            going_on: i64 = self._going_on(index) if index > 0 else 0
+            if going_on > until - index:
+                going_on = until - index
+            if going_on > 0:
+                hashes.go_on(going_on)
+                index += going_on
             else:
-                pieces = self.pieces(index)
-                if len(pieces) > 3:
-                    parent = hash((parent, *pieces))
-                elif index > 0 and self._goes_on(index, pieces):
-                    parent = hash((parent,))
-                else:
-                    parent = hash((parent, pieces[0], pieces[1]))
-            hashes.append(parent)
-            index += 1
+                hashes.append(self._hash(index, hashes[-1] if index > 0 else 0))
+                index += 1
+
+    def _going_on(self, index: i64) -> i64:
+        """How many blocks from this one on only go on, as far as is seen at a glance: one by one `_hash` says it."""
+        size: i64 = self._block_size
+        start = index * size
+        if start > self._num_prompt_tokens:
+            return _ENDLESS
+        position: i64 = 0
+        for _, _, count in self._segments:
+            behind = position + count
+            if behind >= start + size:
+                return behind // size - index if position <= start - size else 0
+            position = behind
+        return 0
+
+    def _hash(self, index: int, parent: BlockHash) -> BlockHash:
+        """Of block `index`, behind one with the hash `parent`."""
+        start = index * self._block_size
+        if start == self._num_prompt_tokens:
+            return _own(hash((parent, self._output, 0)))
+        if index == 0 and self._segments[0][2] >= self._block_size:
+            return _own(hash((0, self._segments[0][0], self._segments[0][1])))
+        pieces = self.pieces(index)
+        if len(pieces) > 3:
+            return _own(hash((parent, *pieces)))
+        if index > 0 and self._goes_on(index, pieces):
+            return parent + 1
+        return _own(hash((parent, pieces[0], pieces[1])))
 
     def _goes_on(self, index: int, piece: list[int]) -> bool:
         """Whether block `index`, which is one piece, begins where the block before it ended."""
@@ -75,6 +99,11 @@ class SegmentContent:
         low = max(start, self._num_prompt_tokens)
         _join(flat, self._output, low - self._num_prompt_tokens, end - low)
         return flat
+
+
+def _own(number: int) -> BlockHash:
+    """A number that others can follow: it starts a page of the prefix cache, and is far from 64 bits' end."""
+    return (number >> 1) & -64
 
 
 def _join(flat: list[int], stream: int, start: int, count: int) -> None:

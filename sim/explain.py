@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.build import Simulation
+from sim.observers.blocks import Blocks
 from sim.records import EVICTED, FATES, FREED, HIT, TAKEN, Batch, BlockOperation, Interruption, Returned
 from sim.resimulate import recorded_scenario, repeat
 
@@ -168,6 +169,7 @@ class RequestWatcher:
 
     def __init__(self, ledger: Ledger, index: int, step: int | None) -> None:
         self.ledger = ledger
+        self.blocks = Blocks(ledger.num_blocks)
         self.index = index
         self.step = step
         """Draw this step's frame only, or all if None."""
@@ -189,6 +191,7 @@ class RequestWatcher:
             )
 
     def scheduled(self, now: int, batch: Batch) -> None:
+        self.blocks.follow(batch.block_operations)
         story = self.story
         if story is None:
             return
@@ -236,6 +239,7 @@ class RequestWatcher:
         self._look(now, frame, request, f"step {batch.number} has ended")
 
     def updated(self, now: int, returned: Returned) -> None:
+        self.blocks.follow(returned.block_operations)
         story = self.story
         batch = returned.batch
         frame = self.open.pop(batch.number, None)
@@ -255,6 +259,7 @@ class RequestWatcher:
                 self._end(now, "finished", f"is finished with {request.num_output_tokens} tokens of output")
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
+        self.blocks.follow(interruption.block_operations)
         for request in interruption.requests:
             if request.index != self.index or self.story is None:
                 continue
@@ -271,18 +276,18 @@ class RequestWatcher:
 
     def _look(self, now: int, frame: Frame, request: Request, what: str) -> None:
         if self.step is None or self.step == frame.step:
-            shot = snapshot(self.ledger, request, now, what)
+            shot = snapshot(self.ledger, self.blocks, request, now, what)
             if shot is not None:
                 frame.moments.append(shot)
 
 
-def snapshot(ledger: Ledger, request: Request, now: int, what: str) -> Snapshot | None:
+def snapshot(ledger: Ledger, blocks: Blocks, request: Request, now: int, what: str) -> Snapshot | None:
     """The request's account at this moment; None while it holds no blocks."""
     account = ledger.accounts.get(request.index)
     if account is None:
         return None
     marks = tuple(
-        "shared" if ledger.refs[block] > 1 else "cached" if ledger.hashed[block] else ""
+        "shared" if blocks.refs[block] > 1 else "cached" if blocks.hashed[block] else ""
         for block in request.block_table
     )
     return Snapshot(
@@ -306,6 +311,7 @@ class StepWatcher:
 
     def __init__(self, simulation: Simulation, step: int) -> None:
         self.ledger = simulation.ledger
+        self.blocks = Blocks(self.ledger.num_blocks)
         self.scheduler = simulation.scheduler
         self.step = step
         self.last = -1
@@ -324,6 +330,7 @@ class StepWatcher:
         return self.returned is not None or (self.batch is None and self.last > self.step)
 
     def scheduled(self, now: int, batch: Batch) -> None:
+        self.blocks.follow(batch.block_operations)
         if batch.total_tokens > 0:
             self.last = batch.number
         if batch.number != self.step or batch.total_tokens <= 0:
@@ -346,14 +353,18 @@ class StepWatcher:
             self._look(now, "has ended")
 
     def updated(self, now: int, returned: Returned) -> None:
+        self.blocks.follow(returned.block_operations)
         if returned.batch is self.batch:
             self.times["updated"] = now
             self.returned = returned
 
+    def interrupted(self, now: int, interruption: Interruption) -> None:
+        self.blocks.follow(interruption.block_operations)
+
     def _look(self, now: int, what: str) -> None:
         assert self.batch is not None
         for request in self.batch.requests:
-            shot = snapshot(self.ledger, request, now, f"step {self.step} {what}")
+            shot = snapshot(self.ledger, self.blocks, request, now, f"step {self.step} {what}")
             if shot is not None:
                 self.moments.setdefault(request.index, []).append(shot)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sim.explain import Snapshot, snapshot
+from sim.observers.blocks import Blocks
 from sim.pictures import COLOURS, thin
 from sim.recording import Recording, read_recording
 from sim.resimulate import recorded_scenario, repeat
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from sim.build import Simulation
-    from sim.records import Batch, Returned
+    from sim.records import Batch, Interruption, Returned
 
 PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 """Colours of things that are no classes of slots, in the order in which to take them."""
@@ -181,25 +182,31 @@ class _Watcher:
 
     def __init__(self, simulation: Simulation, index: int, steps: Sequence[int]) -> None:
         self._ledger = simulation.ledger
+        self._blocks = Blocks(self._ledger.num_blocks)
         self._index = index
         self._steps = frozenset(steps)
         self.moments: list[Snapshot] = []
 
     def scheduled(self, now: int, batch: Batch) -> None:
+        self._blocks.follow(batch.block_operations)
         self._look(now, batch, "scheduled")
 
     def step_ended(self, now: int, batch: Batch) -> None:
         self._look(now, batch, "ended")
 
     def updated(self, now: int, returned: Returned) -> None:
+        self._blocks.follow(returned.block_operations)
         self._look(now, returned.batch, "taken back")
+
+    def interrupted(self, now: int, interruption: Interruption) -> None:
+        self._blocks.follow(interruption.block_operations)
 
     def _look(self, now: int, batch: Batch, what: str) -> None:
         if batch.number not in self._steps:
             return
         for request in batch.requests:
             if request.index == self._index:
-                seen = snapshot(self._ledger, request, now, f"step {batch.number} {what}")
+                seen = snapshot(self._ledger, self._blocks, request, now, f"step {batch.number} {what}")
                 if seen is not None:
                     self.moments.append(seen)
 

@@ -47,9 +47,12 @@ class Batch:
     __slots__ = (
         "accepted",
         "block_operations",
+        "cached_blocks",
         "computed",
         "drafts",
         "epochs",
+        "extra_refs",
+        "held_blocks",
         "hits",
         "lookahead",
         "max_model_len",
@@ -102,6 +105,12 @@ class Batch:
         self.hits: int = 0
         """Tokens found in the prefix cache by all admitted frames together."""
         self.block_operations: list[BlockOperation] = []
+        self.held_blocks = 0
+        """What these operations have led to: blocks that somebody refers to."""
+        self.cached_blocks = 0
+        """Free blocks that have a hash."""
+        self.extra_refs = 0
+        """References beyond the first, over all held blocks."""
         self.proposed: list[int] = []
         """Drafts that the drafter proposes for each frame's request, where that may be fewer than `num_spec_tokens`;
         else empty. Settled with `accepted`."""
@@ -118,9 +127,12 @@ class Returned:
     __slots__ = (
         "batch",
         "block_operations",
+        "cached_blocks",
         "delivered",
+        "extra_refs",
         "fates",
         "finished",
+        "held_blocks",
         "num_delivered_tokens",
         "num_rejected_tokens",
         "rejected",
@@ -145,12 +157,16 @@ class Returned:
         self.fates: list[int] = []
         self.finished: list[Request] = []
         self.block_operations: list[BlockOperation] = []
+        self.held_blocks = 0
+        self.cached_blocks = 0
+        self.extra_refs = 0
+        """As a batch has them."""
 
 
 class Interruption:
     """What an event from outside did: an abort, or a reset of the prefix cache."""
 
-    __slots__ = ("block_operations", "done", "kind", "requests")
+    __slots__ = ("block_operations", "cached_blocks", "done", "extra_refs", "held_blocks", "kind", "requests")
 
     def __init__(self, kind: str, requests: list[Request], block_operations: list[BlockOperation], done: bool) -> None:
         self.kind = kind
@@ -160,6 +176,14 @@ class Interruption:
         self.block_operations = block_operations
         self.done = done
         """False if nothing was to be aborted, or the cache could not be reset since blocks were held."""
+        self.held_blocks = 0
+        self.cached_blocks = 0
+        self.extra_refs = 0
+        """As a batch has them."""
+
+
+Record = Batch | Returned | Interruption
+"""What tells of block operations."""
 
 
 class Observer(Protocol):

@@ -10,7 +10,8 @@ import zlib
 from collections import deque
 from typing import Any
 
-from sim.core.request import FINISHED, BlockHash, Request
+from sim.core.block_hashes import BlockHashes
+from sim.core.request import FINISHED, Request
 from sim.core.scheduler import Scheduler
 from sim.core.settings import Rules, Settings
 from sim.policies.drafters import DRAFTERS
@@ -30,7 +31,7 @@ class ScriptedContent:
         self._end = end
         self._block_size = block_size
 
-    def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         size = self._block_size
         for start in range(len(hashes) * size, count * size, size):
             tokens = [self._at(position) for position in range(start, start + size)]

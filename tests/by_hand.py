@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sim.content import SegmentContent
+from sim.core.block_hashes import BlockHashes
 from sim.core.request import Request
 from sim.core.scheduler import Scheduler
 from sim.core.settings import Rules, Settings
@@ -49,6 +50,14 @@ MS = 1_000_000
 """Nanoseconds."""
 
 
+def hashes_of(numbers: Sequence[int]) -> BlockHashes:
+    """Hashes of full blocks, these numbers in order."""
+    hashes = BlockHashes()
+    for number in numbers:
+        hashes.append(number)
+    return hashes
+
+
 class Tokens:
     """Content as a list of tokens; two blocks are equal if their tokens and all before them are."""
 
@@ -57,7 +66,7 @@ class Tokens:
         self.block_size = block_size
         self.output = output
 
-    def extend_hashes(self, hashes: list[int], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         size = self.block_size
         while len(hashes) < count:
             block = range(len(hashes) * size, (len(hashes) + 1) * size)

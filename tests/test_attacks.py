@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import sim
 from sim.build import build
 from sim.cli import app
+from sim.core.block_hashes import BlockHashes
 from sim.scenario import ScenarioError, load_scenario
 from workloads.traces import TraceError
 
@@ -164,8 +165,9 @@ def test_0_26_falls_over_a_negative_frame_even_of_a_request_that_is_gone() -> No
     from sim.policies.presets import PRESETS
 
     class Nothing:
-        def extend_hashes(self, hashes: list[int], count: int) -> None:
-            hashes.extend(range(len(hashes), count))
+        def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
+            while len(hashes) < count:
+                hashes.append(len(hashes))
 
     scheduler = Scheduler(Settings(num_gpu_blocks=9, block_size=4, async_scheduling=False), PRESETS["vllm-0.26"])
     scheduler.add(Request("a", 0, 3, 4, Nothing()))

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sim.core.block_pool import BlockPool, Freeing
 from sim.core.prefix_cache import PrefixCache
 from sim.policies.freeing import all_to_tail, hashless_first
+from tests.by_hand import hashes_of
 
 
 def a_pool(num_blocks: int, freeing: Freeing = hashless_first) -> BlockPool:
@@ -61,7 +62,7 @@ def test_a_table_with_a_hashed_front_is_freed_backwards(freeing: Freeing, expect
     group in that order, the hashed 3 2 1 to the tail, so a shared prefix's first block is evicted last."""
     pool = a_pool(7, freeing)
     pool.take(5)
-    pool.cache.insert([1, 2, 3], [101, 102, 103])
+    pool.cache.insert([1, 2, 3], hashes_of([101, 102, 103]))
     pool.release([5, 4, 3, 2, 1])
     assert pool.free_queue() == expected
 
@@ -69,7 +70,7 @@ def test_a_table_with_a_hashed_front_is_freed_backwards(freeing: Freeing, expect
 def test_hits_leave_the_middle_of_the_queue_and_the_rest_keeps_its_order() -> None:
     pool = a_pool(8)
     pool.take(5)
-    pool.cache.insert([1, 2, 3, 4, 5], [101, 102, 103, 104, 105])
+    pool.cache.insert([1, 2, 3, 4, 5], hashes_of([101, 102, 103, 104, 105]))
     pool.release([5, 4, 3, 2, 1])
     assert pool.free_queue() == [6, 7, 5, 4, 3, 2, 1]
     pool.touch([1, 3])  # the tail, and one between two others
@@ -87,7 +88,7 @@ def test_hits_leave_the_middle_of_the_queue_and_the_rest_keeps_its_order() -> No
 def test_taken_blocks_lose_their_hash_hit_blocks_keep_it() -> None:
     pool = a_pool(4)
     pool.take(3)
-    pool.cache.insert([1, 2], [101, 102])
+    pool.cache.insert([1, 2], hashes_of([101, 102]))
     pool.release([3, 2, 1])
     assert pool.free_queue() == [3, 2, 1]
     pool.touch([1])
@@ -130,7 +131,7 @@ def test_a_prefix_that_is_hit_again_and_again_takes_no_more_room() -> None:
     """Each hit leaves entries in the queue that no longer hold; there are never more than twice as many as blocks."""
     pool = a_pool(100)
     blocks, _ = pool.take(50)
-    pool.cache.insert(blocks, list(range(50)))
+    pool.cache.insert(blocks, hashes_of(list(range(50))))
     pool.release(blocks[::-1])
     for _ in range(1000):
         pool.touch(blocks)
@@ -213,9 +214,9 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(sorted(self.refs)))
         if block in self.hashes:
             with pytest.raises(ValueError, match=f"block {block} has a hash already"):
-                self.pool.cache.insert([block], [self.next_hash])
+                self.pool.cache.insert([block], hashes_of([self.next_hash]))
         else:
-            self.pool.cache.insert([block], [self.next_hash])
+            self.pool.cache.insert([block], hashes_of([self.next_hash]))
             self.hashes[block] = self.next_hash
         self.next_hash += 1
 

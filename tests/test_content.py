@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from sim.content import SegmentContent
-from sim.core.request import BlockHash
+from sim.core.block_hashes import BlockHash, BlockHashes
 from workloads.spec import Segment, merge_segments, output_stream
 
 Token = tuple[int, int]
@@ -35,11 +35,11 @@ def test_hashes_are_equal_where_the_tokens_are() -> None:
         num_tokens = num_prompt_tokens + rng.randint(0, 9)
         index = rng.randint(0, 1)
         content = SegmentContent(index, prompt, num_prompt_tokens, size)
-        hashes: list[BlockHash] = []
+        hashes = BlockHashes()
         while len(hashes) < num_tokens // size:
             content.extend_hashes(hashes, min(num_tokens // size, len(hashes) + rng.randint(1, 5)))
         spelled = tokens(index, prompt, num_tokens)
-        for number, block_hash in enumerate(hashes):
+        for number, block_hash in enumerate(hashes.numbers(len(hashes))):
             held = tuple(spelled[: (number + 1) * size])
             met += (size, held) in hash_of
             assert hash_of.setdefault((size, held), block_hash) == block_hash

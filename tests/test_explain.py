@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from sim.cli import app
 from sim.explain import NothingToExplain, RequestWatcher, Snapshot, explain, snapshot, tell_request
 from sim.models.acceptance import Replay
-from sim.records import Batch
+from sim.observers.blocks import Blocks
+from sim.records import Batch, Returned
 from sim.resimulate import CannotRepeat
 from sim.results import ResultsError
 from sim.run import simulate
@@ -82,18 +83,23 @@ def test_the_drawings_are_the_ledgers() -> None:
     runs = [[1 + (7 * request + 3 * at) % 6 for at in range(40)] for request in range(8)]
     simulated = Simulated([spec(n, 9 + n, 40, 7_000_000 * n) for n in range(8)], settings, acceptance=Replay(runs))
     ledger = simulated.ledger
+    blocks = Blocks(ledger.num_blocks)
     seen = 0
 
     class Checker:
         def scheduled(self, now: int, batch: Batch) -> None:
             nonlocal seen
+            blocks.follow(batch.block_operations)
             owners = [simulated.scheduler.requests[f"r{index}"] for index in ledger.accounts]
-            shots = [snapshot(ledger, request, now, "") for request in owners]
+            shots = [snapshot(ledger, blocks, request, now, "") for request in owners]
             letters = Counter("".join(shot.reservations() for shot in shots if shot is not None))
             memory = Counter("".join(shot.content() for shot in shots if shot is not None))
             assert tuple(letters[letter] for letter in "ipcgl.") == ledger.reservations()[:6]
             assert tuple(memory[letter] for letter in "vx-") == ledger.content()[:3]
             seen += 1
+
+        def updated(self, now: int, returned: Returned) -> None:
+            blocks.follow(returned.block_operations)
 
     simulated.engine.add_observer(Checker())
     simulated.run()

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the extra `gpu`: torch is not
 from gpu_backend.decoder import Decoder, DecoderShape  # noqa: E402
 from gpu_backend.run import Ask, Decoded, KnowingDrafter, Scene, TokenContent, decode  # noqa: E402
 from gpu_backend.shadow import Shadow  # noqa: E402
+from sim.core.block_hashes import BlockHashes  # noqa: E402
 from sim.core.settings import Settings  # noqa: E402
 from sim.models.shapes import load_shape  # noqa: E402
 from sim.policies.axes import UNDO  # noqa: E402
@@ -192,13 +193,13 @@ def test_the_drafters_draws_are_a_pure_function_with_the_set_rate() -> None:
 
 def test_content_hashes_are_equal_if_and_only_if_all_tokens_up_to_there_are() -> None:
     one, other, third = (TokenContent(tokens, 2) for tokens in ([1, 2, 3, 4], [1, 2, 3, 5], [9, 2, 3, 4]))
-    hashes: list[list[int]] = [[], [], []]
+    hashes = [BlockHashes(), BlockHashes(), BlockHashes()]
     for content, into in zip((one, other, third), hashes, strict=True):
         content.extend_hashes(into, 2)
     assert hashes[0][0] == hashes[1][0] != hashes[2][0]
     assert len({each[1] for each in hashes}) == 3
     with pytest.raises(ValueError, match="3 blocks of 2 asked for, 4 tokens are known"):
-        one.extend_hashes([], 3)
+        one.extend_hashes(BlockHashes(), 3)
 
 
 def test_a_decoder_takes_its_shape_from_a_model() -> None:

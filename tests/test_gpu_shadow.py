@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra `gpu`: torch is not installed")
 
 from gpu_backend.shadow import Shadow  # noqa: E402
+from sim.core.block_hashes import BlockHashes  # noqa: E402
 from sim.core.request import Request  # noqa: E402
 from sim.records import TAKEN, Batch, Interruption  # noqa: E402
 from tests.gpu_faults import FAULTS, NAMES  # noqa: E402
@@ -63,7 +64,7 @@ def test_planted_faults_are_found_in_simulations(fault: str, monkeypatch: pytest
 
 
 class _NoContent:
-    def extend_hashes(self, hashes: list[int], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         while len(hashes) < count:
             hashes.append(hash((hashes[-1] if hashes else 0, len(hashes))))
 

@@ -22,7 +22,7 @@ from sim.observers.invariants import LawBroken
 from sim.policies.axes import PREFIX_CACHE, RESERVATION, STALE_HOW, STALE_WHEN, UNDO, VICTIM, rules_with
 from sim.policies.drafters import DRAFTERS
 from sim.policies.presets import PRESETS, TRAITS
-from sim.records import Batch, Interruption, Returned
+from sim.records import EVICTED, Batch, Interruption, Returned
 from sim.replay import replay_case
 from tests.by_hand import LOSSLESS, LOSSY, Simulated, abort_at, reset_at, small_settings, spec
 from tests.naive_accounts import NaiveAccounts
@@ -466,7 +466,8 @@ def shared_without_a_hash(simulated: Simulated, batch: Batch) -> bool:
     if block is None:
         return False
     pool.cache.evict([block])
-    simulated.ledger.hashed[block] = 0
+    blocks = simulated.invariants.blocks
+    blocks.follow([(EVICTED, -1, [block])])
     return True
 
 

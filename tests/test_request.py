@@ -48,7 +48,7 @@ def test_a_new_request() -> None:
     zero = [name for name in counters if name not in ("num_prompt_tokens", "num_tokens")]
     assert {name: getattr(request, name) for name in zero} == dict.fromkeys(zero, 0)
     assert request.block_table == []
-    assert request.block_hashes == []
+    assert len(request.block_hashes) == 0
     assert not request.is_prefill_chunk
 
 
@@ -97,11 +97,11 @@ def test_any_walk_follows_the_table(walk: list[int]) -> None:
 def test_hashes_are_made_when_asked_for_and_kept(counts: list[int]) -> None:
     """In whatever portions they are asked for, they are the same."""
     request = Request("a", 0, 16, 1, Tokens(range(16), 4))
-    at_once = Request("b", 1, 16, 1, Tokens(range(16), 4)).hashes(4)
+    at_once = Request("b", 1, 16, 1, Tokens(range(16), 4)).hashes(4).numbers(4)
     most = 0
     for count in counts:
         most = max(most, count)
-        assert request.hashes(count)[:count] == at_once[:count]
+        assert request.hashes(count).numbers(count) == at_once[:count]
         assert len(request.block_hashes) == most
     assert len(set(at_once)) == 4
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from sim.block_map import BlockMap, Looker, block_map, draw_block_map
 from sim.build import Simulation, build
 from sim.cli import app
+from sim.observers.blocks import Blocks
 from sim.records import Batch, Interruption, Returned
 from sim.run import simulate
 from sim.scenario import load_scenario
@@ -132,11 +133,13 @@ class SlotBySlot:
 
     def __init__(self, simulation: Simulation) -> None:
         self.ledger = simulation.ledger
+        self.blocks = Blocks(self.ledger.num_blocks)
         self.tables: dict[int, list[int]] = {}
         self.seen: list[tuple[int, list[int], list[int]]] = []
         """After each record: its time, and each block's class and garbage."""
 
     def scheduled(self, now: int, batch: Batch) -> None:
+        self.blocks.follow(batch.block_operations)
         for request in (*batch.requests, *batch.preempted):
             self.tables[request.index] = list(request.block_table)
         self.draw(now)
@@ -145,17 +148,20 @@ class SlotBySlot:
         self.draw(now)
 
     def updated(self, now: int, returned: Returned) -> None:
+        self.blocks.follow(returned.block_operations)
         for request in returned.batch.requests:
             self.tables[request.index] = list(request.block_table)
         self.draw(now)
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
+        self.blocks.follow(interruption.block_operations)
         self.draw(now)
 
     def draw(self, now: int) -> None:
         ledger, size = self.ledger, self.ledger.block_size
         blocks = range(1, ledger.num_blocks)
-        names = ["committed" if ledger.refs[b] else "cached" if ledger.hashed[b] else "free" for b in blocks]
+        refs, hashed = self.blocks.refs, self.blocks.hashed
+        names = ["committed" if refs[b] else "cached" if hashed[b] else "free" for b in blocks]
         garbage = [0] * len(names)
         for index, account in ledger.accounts.items():
             certain = account.computed - account.in_flight

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sim.core.prefix_cache import PrefixCache
 
-Freeing = Callable[["BlockPool", list[int]], None]
-"""Puts blocks that nobody refers to any more, in the order of the walk, into the free queue; the list it only reads."""
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+Freeing = Callable[["BlockPool", list[int], int], None]
+"""Puts blocks that nobody refers to any more, in the order of the walk, into the free queue. It is told how many
+of them have a hash, and only reads the list."""
 
 
 class BlockPool:
@@ -28,8 +33,10 @@ class BlockPool:
         "_position",
         "_touched",
         "cache",
+        "extra_refs",
         "freeing",
         "num_blocks",
+        "num_cached",
         "num_free",
         "refs",
     )
@@ -42,7 +49,11 @@ class BlockPool:
         self.freeing = freeing
         self.refs: list[int] = [0] * num_blocks
         self.refs[0] = 1
-        self.num_free = num_blocks - 1
+        self.num_free: i64 = num_blocks - 1
+        self.num_cached: i64 = 0
+        """Free blocks that have a hash."""
+        self.extra_refs: i64 = 0
+        """References beyond the first, over all held blocks."""
         self._piece = list(range(1, num_blocks))
         self._position = 0
         self._pieces: deque[tuple[list[int], int]] = deque()
@@ -64,15 +75,18 @@ class BlockPool:
         while len(taken) < count:
             taken = taken + self._next(count - len(taken))
         refs = self.refs
-        hashes = self.cache.hashes
-        evicted: list[int] = []
+        pages = self.cache.pages
+        num_hashed: i64 = 0
         for block in taken:
             refs[block] = 1
-            if hashes[block] is not None:
-                evicted.append(block)
-        if evicted:
-            self.cache.evict(evicted)
+            if pages[block] is not None:
+                num_hashed += 1
         self.num_free -= count
+        if num_hashed == 0:
+            return taken, []
+        evicted = taken if num_hashed == count else [block for block in taken if pages[block] is not None]
+        self.cache.evict_hashed(evicted)
+        self.num_cached -= num_hashed
         return taken, evicted
 
     def _next(self, count: int) -> list[int]:
@@ -107,11 +121,11 @@ class BlockPool:
             ValueError: the null block is among them, or a free one without a hash; nothing has been changed.
         """
         refs = self.refs
-        hashes = self.cache.hashes
+        pages = self.cache.pages
         for block in blocks:
             if block == 0:
                 raise ValueError("the null block cannot be referred to")
-            if refs[block] == 0 and hashes[block] is None:
+            if refs[block] == 0 and pages[block] is None:
                 raise ValueError(f"block {block} is free and holds nothing that could be hit")
         touched = self._touched
         for block in blocks:
@@ -120,6 +134,9 @@ class BlockPool:
                 touched[block] = touched.get(block, 0) + 1
                 self._num_touched += 1
                 self.num_free -= 1
+                self.num_cached -= 1
+            else:
+                self.extra_refs += 1
             refs[block] = before + 1
         if self._num_touched > self.num_blocks:
             self._tidy()
@@ -143,15 +160,21 @@ class BlockPool:
         for block in walk:
             if block == 0 or refs[block] == 0:
                 raise ValueError(f"block {block} is released, but nobody refers to it")
-        still_held = 0
+        pages = self.cache.pages
+        num_held: i64 = 0
+        num_hashed: i64 = 0
         for block in walk:
             left = refs[block] - 1
             refs[block] = left
             if left:
-                still_held += 1
-        free = walk if still_held == 0 else [block for block in walk if refs[block] == 0]
-        self.freeing(self, free)
+                num_held += 1
+            elif pages[block] is not None:
+                num_hashed += 1
+        free = walk if num_held == 0 else [block for block in walk if refs[block] == 0]
+        self.freeing(self, free, num_hashed)
         self.num_free += len(free)
+        self.num_cached += num_hashed
+        self.extra_refs -= num_held
 
     def append(self, blocks: list[int]) -> None:
         """Put blocks at the tail of the free queue, in order. For freeing policies. The list is kept."""
@@ -173,6 +196,12 @@ class BlockPool:
         return [block for block in entries if self._counts(block, touched)]
 
     @property
+    def num_held(self) -> int:
+        """Blocks that somebody refers to, without the null block."""
+        return self.num_blocks - 1 - self.num_free
+
+    @property
     def usage(self) -> float:
         """vLLM's kv_cache_usage_perc: held blocks over all but the null block, 0 to 1."""
-        return 1.0 - self.num_free / (self.num_blocks - 1)
+        num_free: int = self.num_free
+        return 1.0 - num_free / (self.num_blocks - 1)

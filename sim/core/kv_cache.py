@@ -81,15 +81,8 @@ class KVCache:
         """The longest run of cached blocks that covers at most num_tokens - 1, less the dropped last block."""
         if not self.enable_prefix_caching:
             return []
-        find = self.pool.cache.find
-        hit: list[int] = []
         count = max(request.num_tokens - 1 - self.hit_margin_tokens, 0) // self.block_size
-        hashes = request.hashes(count)
-        for index in range(count):
-            block = find(hashes[index])
-            if block is None:
-                break
-            hit.append(block)
+        hit = self.pool.cache.find_all(request.hashes(count), count)
         if hit and self.drop_last_hit_block:
             hit.pop()
         return hit
@@ -184,7 +177,8 @@ class KVCache:
         if full <= first or not self.enable_prefix_caching:
             return
         blocks = request.block_table[first:full]
-        self.pool.cache.insert(blocks, request.hashes(full), first)
+        before = request.block_table[first - 1] if first > 0 else 0
+        self.pool.cache.insert(blocks, request.hashes(full), first, before)
         request.num_cached_blocks = full
         self.operations.append((HASHED, request.index, blocks))
 
@@ -213,6 +207,7 @@ class KVCache:
         if self.pool.num_free != self.pool.num_blocks - 1:
             return False
         evicted = self.pool.cache.clear()
+        self.pool.num_cached = 0
         if evicted:
             self.operations.append((EVICTED, -1, evicted))
         return True

@@ -2,48 +2,148 @@
 
 Knows nothing of free queues or references. Two blocks may hold the same content (vLLM does not deduplicate); a lookup
 finds the one inserted first.
+
+Hashes lie on pages of 64 consecutive numbers, so that blocks whose hashes follow each other come and go without a look
+into a dictionary for each.
 """
 
 from __future__ import annotations
 
-from sim.core.request import BlockHash
+from typing import TYPE_CHECKING, Final
+
+from sim.core.block_hashes import BlockHash, BlockHashes
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+_BITS: Final = 6
+_SIZE: Final = 1 << _BITS
+
+
+class Page:
+    """Up to 64 consecutive hashes, and the block that each was given to first."""
+
+    __slots__ = ("blocks", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """Its hashes over 64."""
+        self.blocks: list[int] = []
+        """By place on the page, which is the hash's last six bits, as far as there are any; 0 for none."""
 
 
 class PrefixCache:
     """Hash to block, and block to hash."""
 
-    __slots__ = ("_duplicates", "_first", "hashes")
+    __slots__ = ("_duplicate_of", "_duplicates", "_num_hashed", "_pages", "pages")
 
     def __init__(self, num_blocks: int) -> None:
-        self.hashes: list[BlockHash | None] = [None] * num_blocks
-        """By block id: the hash of its content, None if it has none."""
-        self._first: dict[BlockHash, int] = {}
+        self.pages: list[Page | None] = [None] * num_blocks
+        """By block id: the page that its hash is on, None if it has no hash."""
+        self._pages: dict[int, Page] = {}
+        """Those with a block on them, by number."""
         self._duplicates: dict[BlockHash, list[int]] = {}
+        """Blocks beside the one that is on the page, in order of insertion."""
+        self._duplicate_of: dict[int, BlockHash] = {}
+        """The hash of each of these."""
+        self._num_hashed = 0
 
     def __len__(self) -> int:
         """Number of blocks that have a hash."""
-        return len(self._first) + sum(map(len, self._duplicates.values()))
+        return self._num_hashed
+
+    @property
+    def hashes(self) -> list[BlockHash | None]:
+        """By block id: the hash of its content, None if it has none. For checks and tests."""
+        found: list[BlockHash | None] = [None] * len(self.pages)
+        for page in self._pages.values():
+            for place, block in enumerate(page.blocks):
+                if block:
+                    found[block] = (page.number << _BITS) + place
+        for block, block_hash in self._duplicate_of.items():
+            found[block] = block_hash
+        return found
 
     def find(self, block_hash: BlockHash) -> int | None:
         """The block that holds this content, the first inserted if several do."""
-        return self._first.get(block_hash)
+        wanted = BlockHashes()
+        wanted.append(block_hash)
+        found = self.find_all(wanted, 1)
+        return found[0] if found else None
 
-    def insert(self, blocks: list[int], block_hashes: list[BlockHash], index: int = 0) -> None:
-        """Give blocks their hashes, in order: the first block the hash at `index`.
+    def find_all(self, block_hashes: BlockHashes, count: int) -> list[int]:
+        """The blocks that hold the first `count` contents, up to the first that none does."""
+        found: list[int] = []
+        while len(found) < count:
+            block_hash, length = block_hashes.following(len(found))
+            page = self._pages.get(block_hash >> _BITS)
+            if page is None:
+                break
+            place = block_hash & (_SIZE - 1)
+            length = min(min(length, _SIZE - place), count - len(found))
+            blocks = page.blocks[place : place + length]
+            if 0 in blocks:
+                del blocks[blocks.index(0) :]
+            found += blocks
+            if len(blocks) < length:
+                break
+        return found
+
+    def insert(self, blocks: list[int], block_hashes: BlockHashes, index: int = 0, before: int = 0) -> None:
+        """Give different blocks their hashes, in order: the first block the hash at `index`.
+
+        `before`: a block with the hash in front of that, if there is one; its page is likely to be theirs.
 
         Raises:
-            ValueError: a block has one already; those before it have been inserted.
+            ValueError: a block has one already; nothing has been changed.
         """
-        hashes = self.hashes
-        first = self._first
+        pages = self.pages
         for block in blocks:
-            if hashes[block] is not None:
+            if pages[block] is not None:
                 raise ValueError(f"block {block} has a hash already")
-            block_hash = block_hashes[index]
-            index += 1
-            hashes[block] = block_hash
-            if first.setdefault(block_hash, block) != block:
+        total = len(blocks)
+        first = 0
+        page = pages[before]
+        while first < total:
+            block_hash, length = block_hashes.following(index + first)
+            place = block_hash & (_SIZE - 1)
+            length = min(min(length, _SIZE - place), total - first)
+            number = block_hash >> _BITS
+            if page is None or page.number != number:
+                page = self._page(number)
+            part = blocks if length == total else blocks[first : first + length]
+            if place == len(page.blocks):
+                page.blocks.extend(part)
+            else:
+                self._insert_among(page, place, part)
+            for block in part:
+                pages[block] = page
+            first += length
+        self._num_hashed += total
+
+    def _page(self, number: int) -> Page:
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = Page(number)
+        return page
+
+    def _insert_among(self, page: Page, place: int, blocks: list[int]) -> None:
+        """Put blocks on a page of which something from `place` on is missing, or there already."""
+        known = page.blocks
+        known += [0] * (place - len(known))
+        for block in blocks:
+            if place == len(known):
+                known.append(block)
+            elif known[place] == 0:
+                known[place] = block
+            else:
+                block_hash = (page.number << _BITS) + place
                 self._duplicates.setdefault(block_hash, []).append(block)
+                self._duplicate_of[block] = block_hash
+            place += 1
 
     def evict(self, blocks: list[int]) -> None:
         """Take different blocks' hashes away.
@@ -51,33 +151,71 @@ class PrefixCache:
         Raises:
             KeyError: a block has none; nothing has been changed.
         """
-        hashes = self.hashes
-        duplicates = self._duplicates
+        pages = self.pages
         for block in blocks:
-            if hashes[block] is None:
+            if pages[block] is None:
                 raise KeyError(f"block {block} has no hash")
-        for block in blocks:
-            block_hash = hashes[block]
-            hashes[block] = None
-            if duplicates and block_hash in duplicates:
-                self._evict_duplicate(block, block_hash)
-            else:
-                del self._first[block_hash]
+        self.evict_hashed(blocks)
 
-    def _evict_duplicate(self, block: int, block_hash: BlockHash) -> None:
-        others = self._duplicates[block_hash]
-        if self._first[block_hash] == block:
-            self._first[block_hash] = others.pop(0)
-        else:
+    def evict_hashed(self, blocks: list[int]) -> None:
+        """`evict` for those who know that every block has a hash."""
+        pages = self.pages
+        count: i64 = len(blocks)
+        at: i64 = 0
+        while at < count:
+            block = blocks[at]
+            page = pages[block]
+            assert page is not None
+            if self._duplicate_of and self._evict_duplicate(page, block):
+                pages[block] = None
+                at += 1
+                continue
+            known = page.blocks
+            left: i64 = len(known)
+            while at < count and left > 0 and known[left - 1] == blocks[at]:
+                pages[blocks[at]] = None  # Nearly always: the end of what ended first is evicted first.
+                left -= 1
+                at += 1
+                if self._duplicate_of:
+                    break
+            if left == len(known):
+                pages[block] = None
+                known[known.index(block)] = 0
+                at += 1
+            while left > 0 and known[left - 1] == 0:
+                left -= 1
+            if left:
+                del known[left:]
+            else:
+                del self._pages[page.number]
+        self._num_hashed -= count
+
+    def _evict_duplicate(self, page: Page, block: int) -> bool:
+        """Evict a block whose content others hold as well; False, and nothing changed, if it is the only one."""
+        block_hash = self._duplicate_of.pop(block, None)
+        if block_hash is not None:
+            others = self._duplicates[block_hash]
             others.remove(block)
+        else:
+            place = page.blocks.index(block)
+            block_hash = (page.number << _BITS) + place
+            found = self._duplicates.get(block_hash)
+            if found is None:
+                return False
+            others = found
+            page.blocks[place] = others.pop(0)
+            del self._duplicate_of[page.blocks[place]]
         if not others:
             del self._duplicates[block_hash]
+        return True
 
     def clear(self) -> list[int]:
         """Take all hashes away; returns the blocks that had one, by id."""
-        had = [block for block, block_hash in enumerate(self.hashes) if block_hash is not None]
+        had = [block for block, page in enumerate(self.pages) if page is not None]
         for block in had:
-            self.hashes[block] = None
-        self._first.clear()
+            self.pages[block] = None
+        self._pages.clear()
         self._duplicates.clear()
+        self._duplicate_of.clear()
+        self._num_hashed = 0
         return had

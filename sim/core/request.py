@@ -5,7 +5,9 @@ Knows nothing of pools, schedulers or time. `arrival` is only compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sim.core.block_hashes import BlockHashes
 
 if TYPE_CHECKING:
     from mypy_extensions import i64  # an int that a compiled core keeps as it is
@@ -24,10 +26,6 @@ _LEGAL: Final = (
 )
 
 
-BlockHash: TypeAlias = object
-"""A hash of a full block's content: an int, which only dictionaries look into."""
-
-
 class IllegalTransition(Exception):
     """A request was asked for a transition that its status does not have. Nothing has been changed."""
 
@@ -35,7 +33,7 @@ class IllegalTransition(Exception):
 class Content(Protocol):
     """What a request's tokens are, as far as the prefix cache has to know."""
 
-    def extend_hashes(self, hashes: list[BlockHash], count: int) -> None:
+    def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
         """Append hashes of full blocks, in order, until there are `count`.
 
         Two blocks have the same hash if and only if they and all blocks before them hold the same tokens
@@ -114,7 +112,7 @@ class Request:
         """After its last schedule the request was still short of its confirmed tokens."""
         self.num_preemptions: i64 = 0
         self.block_table: list[int] = []
-        self.block_hashes: list[BlockHash] = []
+        self.block_hashes = BlockHashes()
         self.num_reserved_tokens: i64 = 0
         """End of the slots that were reserved last; kept where the reservation or the undoing wants to know."""
         self.num_cached_blocks: i64 = 0
@@ -130,10 +128,10 @@ class Request:
             raise IllegalTransition(f"request {self.id}: {STATUS_NAMES[self.status]} to {STATUS_NAMES[status]}")
         self.status = status
 
-    def hashes(self, count: int) -> list[BlockHash]:
+    def hashes(self, count: int) -> BlockHashes:
         """Hashes of at least the first `count` full blocks. The request must have that many full blocks of tokens."""
         hashes = self.block_hashes
-        if len(hashes) < count:
+        if hashes.num_blocks < count:
             self.content.extend_hashes(hashes, count)
         return hashes
 

@@ -113,8 +113,10 @@ class Scheduler:
         if not batch.preempted:
             self._schedule_waiting(builder, threshold, prefill_scheduled)
         self._advance(batch)
-        batch.block_operations = self.kv_cache.take_operations()
         self._unreported_finish = False
+        pool = self.pool
+        batch.block_operations = self.kv_cache.take_operations()
+        batch.held_blocks, batch.cached_blocks, batch.extra_refs = pool.num_held, pool.num_cached, pool.extra_refs
         return batch
 
     def _schedule_running(self, builder: BatchBuilder, threshold: int) -> bool:
@@ -386,7 +388,9 @@ class Scheduler:
             self._draft_length.observe(result)
         if not is_async:
             self._propose(batch)
+        pool = self.pool
         result.block_operations = self.kv_cache.take_operations()
+        result.held_blocks, result.cached_blocks, result.extra_refs = pool.num_held, pool.num_cached, pool.extra_refs
         return result
 
     def _fate(self, request: Request, num_tokens: int, num_sampled: int, epoch: int) -> int:
@@ -421,13 +425,13 @@ class Scheduler:
         """End a request from outside, wherever it stands; unknown and finished ones are ignored (`done` is False)."""
         request = self.requests.get(id)
         if request is None:
-            return Interruption("abort", [], [], False)
+            return self._interruption("abort", [], False)
         if request.status == RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
         self._finish(request)
-        return Interruption("abort", [request], self.kv_cache.take_operations(), True)
+        return self._interruption("abort", [request], True)
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> Interruption:
         """Empty the prefix cache; `done` is False if blocks are held. Running requests are preempted first if asked."""
@@ -438,7 +442,13 @@ class Scheduler:
                 self._preempt(request, True)
                 preempted.append(request)
         done = self.kv_cache.reset()
-        return Interruption("reset_prefix_cache", preempted, self.kv_cache.take_operations(), done)
+        return self._interruption("reset_prefix_cache", preempted, done)
+
+    def _interruption(self, kind: str, requests: list[Request], done: bool) -> Interruption:
+        pool = self.pool
+        told = Interruption(kind, requests, self.kv_cache.take_operations(), done)
+        told.held_blocks, told.cached_blocks, told.extra_refs = pool.num_held, pool.num_cached, pool.extra_refs
+        return told
 
 
 def _priority_and_arrival(request: Request) -> tuple[int, int]:

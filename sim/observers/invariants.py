@@ -1,8 +1,8 @@
 """Laws 1 to 6 of `docs/ledger.md`, held at every record: double entry.
 
-The ledger derives its view from records alone; this observer holds that view, and the requests' counters, against the
-pool and the scheduler themselves. It walks everything at every record, so a run under `--check` is slower. It changes
-nothing.
+The ledger derives its view from records alone; this observer holds that view, each block as the records' operations
+leave it, and the requests' counters against the pool and the scheduler themselves. It walks everything at every record,
+so a run under `--check` is slower. It changes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 
 from sim.core.request import RUNNING, Request
 from sim.core.scheduler import Scheduler
+from sim.observers.blocks import Blocks
 from sim.observers.ledger import Ledger
 from sim.records import FRESH, STALE_DELIVERED, Batch, Interruption, Returned
 
@@ -34,6 +35,7 @@ class Invariants:
         self.ledger = ledger
         self.async_scheduling = async_scheduling
         self.lossy = lossy
+        self.blocks = Blocks(ledger.num_blocks)
         self.num_losses = 0
         self.num_records = 0
         self._crashed = False
@@ -47,6 +49,7 @@ class Invariants:
         self._discarded = 0
 
     def scheduled(self, now: int, batch: Batch) -> None:
+        self.blocks.follow(batch.block_operations)
         if batch.total_tokens > 0:
             self._in_flight[batch.number] = (
                 list(batch.requests),
@@ -78,6 +81,7 @@ class Invariants:
         self._hold(now)
 
     def updated(self, now: int, returned: Returned) -> None:
+        self.blocks.follow(returned.block_operations)
         batch = returned.batch
         self._in_flight.pop(batch.number)
         for number, num_drafts in enumerate(batch.drafts):
@@ -102,6 +106,7 @@ class Invariants:
         self._hold(now)
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
+        self.blocks.follow(interruption.block_operations)
         self._hold(now)
 
     def crashed(self, now: int) -> None:
@@ -169,22 +174,30 @@ class Invariants:
             raise LawBroken(f"law 1 at {now} ns: {names}: {counted} counted, {kept} kept")
 
     def _pool(self, now: int) -> None:
-        """Every block's references by the ledger's view, at every record; the free queue, owners and hashes block by
-        block too, in a large pool at every fiftieth record and in sums at the others."""
+        """Every block's references by the pool's operations, at every record; the free queue, owners and hashes block
+        by block too, in a large pool at every fiftieth record and in sums at the others."""
         pool = self.scheduler.pool
         ledger = self.ledger
-        counts = (pool.num_blocks - 1 - pool.num_free, len(pool.cache))
-        if counts != (ledger.held_blocks, ledger.hashed.count(1)):
+        blocks = self.blocks
+        held, cached, extra_refs = blocks.num_held, blocks.num_cached, blocks.extra_refs
+        counts = (pool.num_blocks - 1 - pool.num_free, pool.num_cached, pool.extra_refs, len(pool.cache))
+        if counts != (held, cached, extra_refs, blocks.hashed.count(1)):
             raise LawBroken(
-                f"law 2 at {now} ns: held blocks and hashes {counts} by the pool, "
-                f"{(ledger.held_blocks, ledger.hashed.count(1))} by the ledger"
+                f"law 2 at {now} ns: held blocks, cached ones, references beyond the first and hashes {counts} by the "
+                f"pool, {(held, cached, extra_refs, blocks.hashed.count(1))} by its operations"
             )
-        if pool.refs != ledger.refs or pool.num_blocks <= _SMALL_POOL or self.num_records % _THOROUGH == 0:
+        if (held, cached, extra_refs) != (ledger.held_blocks, ledger.cached_blocks, ledger.extra_refs):
+            raise LawBroken(
+                f"law 2 at {now} ns: held blocks, cached ones and references beyond the first "
+                f"{(held, cached, extra_refs)} by the pool's operations, "
+                f"{(ledger.held_blocks, ledger.cached_blocks, ledger.extra_refs)} by the ledger"
+            )
+        if pool.refs != blocks.refs or pool.num_blocks <= _SMALL_POOL or self.num_records % _THOROUGH == 0:
             self._blocks(now)
 
     def _blocks(self, now: int) -> None:
         pool = self.scheduler.pool
-        ledger = self.ledger
+        by_operations = self.blocks
         queue = pool.free_queue()
         if len(queue) != pool.num_free or len(set(queue)) != len(queue):
             raise LawBroken(f"law 2 at {now} ns: a free queue of {len(queue)} blocks, {pool.num_free} are counted free")
@@ -194,16 +207,17 @@ class Invariants:
         free = set(queue)
         for block in range(1, pool.num_blocks):
             refs = pool.refs[block]
-            if (refs == 0) != (block in free) or refs != owners[block] or refs != ledger.refs[block]:
+            if (refs == 0) != (block in free) or refs != owners[block] or refs != by_operations.refs[block]:
                 raise LawBroken(
                     f"law 2 at {now} ns: block {block} has {refs} references, {owners[block]} owners, "
-                    f"{ledger.refs[block]} by the ledger, and is {'' if block in free else 'not '}in the free queue"
+                    f"{by_operations.refs[block]} by the pool's operations, and is {'' if block in free else 'not '}"
+                    f"in the free queue"
                 )
-            hashed = pool.cache.hashes[block] is not None
-            if hashed != bool(ledger.hashed[block]) or (refs > 1 and not hashed):
+            hashed = pool.cache.pages[block] is not None
+            if hashed != bool(by_operations.hashed[block]) or (refs > 1 and not hashed):
                 raise LawBroken(
                     f"law 2 at {now} ns: block {block} with {refs} owners {'has a' if hashed else 'has no'} hash, "
-                    f"by the ledger {'has one' if ledger.hashed[block] else 'none'}"
+                    f"by the pool's operations {'has one' if by_operations.hashed[block] else 'none'}"
                 )
 
     def _counters(self, now: int) -> None:

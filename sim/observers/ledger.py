@@ -1,7 +1,8 @@
 """Where every slot of the pool is: both accounts, at every record and integrated over time.
 
-Told records, never asks: it keeps its own view of blocks and requests, and `invariants` holds that view against the
-pool. The classes are defined in `docs/ledger.md`. For one owner, in slots from the start of its block table:
+Told records, never asks: it keeps its own view of requests and counts blocks; `invariants` holds that view, and every
+block, against the pool. The classes are defined in `docs/ledger.md`. For one owner, in slots from the start of its
+block table:
 
     F = C - I     certain      C = num_computed_tokens, I = tokens in flight (stale ones left out)
     W             end of what returned frames wrote since admission
@@ -21,10 +22,8 @@ from typing import TYPE_CHECKING
 
 from sim.records import (
     DISCARDED,
-    EVICTED,
     FREED,
     FRESH,
-    HASHED,
     HIT,
     TAKEN,
     Batch,
@@ -103,9 +102,6 @@ class Ledger:
         """Requests that hold blocks, by index."""
         self._account_of: dict[Request, Account] = {}
         """The same by request, which is found faster."""
-        self.refs = [1] + [0] * (num_blocks - 1)
-        self.hashed = [0] * num_blocks
-        """By block: 1 if it has a hash."""
         self.held_blocks = 0
         self.extra_refs = 0
         """References beyond the first, over all held blocks."""
@@ -280,7 +276,8 @@ class Ledger:
             self._certain += hit
             self._content_valid += hit
         if batch.block_operations:
-            self._apply(batch.block_operations)
+            self._grow_and_shrink(batch.block_operations)
+            self._count_blocks(batch.held_blocks, batch.cached_blocks, batch.extra_refs)
         if not batch.requests:
             return
         owners = [account_of[request] for request in batch.requests]
@@ -410,14 +407,16 @@ class Ledger:
         for request in returned.finished:
             self._close(request)
         if returned.block_operations:
-            self._apply(returned.block_operations)
+            self._grow_and_shrink(returned.block_operations)
+            self._count_blocks(returned.held_blocks, returned.cached_blocks, returned.extra_refs)
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
         """Those aborted or preempted leave."""
         self._pass_time(now)
         for request in interruption.requests:
             self._close(request)
-        self._apply(interruption.block_operations)
+        if interruption.block_operations:
+            self._count_blocks(interruption.held_blocks, interruption.cached_blocks, interruption.extra_refs)
 
     def closed(self, now: int) -> None:
         """The rest of the time passes."""
@@ -472,52 +471,23 @@ class Ledger:
         self._short_drafts += missing - rows - account.short[1]
         account.short = (rows, missing - rows)
 
-    def _apply(self, operations: list[BlockOperation]) -> None:
-        """Follow the pool, block by block."""
-        refs = self.refs
-        hashed = self.hashed
+    def _grow_and_shrink(self, operations: list[BlockOperation]) -> None:
+        """What owners that stay have taken and let go of."""
+        size = self.block_size
+        accounts = self.accounts
         for kind, owner, blocks in operations:
-            if kind == TAKEN:
-                for block in blocks:
-                    refs[block] = 1
-                self.held_blocks += len(blocks)
-            elif kind == HASHED:
-                for block in blocks:
-                    hashed[block] = 1
-                continue
-            elif kind == FREED:
-                cached = still = 0
-                for block in blocks:
-                    left = refs[block] - 1
-                    refs[block] = left
-                    if left:
-                        still += 1
-                    else:
-                        cached += hashed[block]
-                self.extra_refs -= still
-                self.held_blocks -= len(blocks) - still
-                self.cached_blocks += cached
-                if owner in self.accounts:
-                    self._shrink(self.accounts[owner], len(blocks))
-                continue
-            elif kind == HIT:
-                idle = 0
-                for block in blocks:
-                    before = refs[block]
-                    refs[block] = before + 1
-                    if before == 0:
-                        idle += 1
-                self.held_blocks += idle
-                self.cached_blocks -= idle
-                self.extra_refs += len(blocks) - idle
-            elif kind == EVICTED:
-                for block in blocks:
-                    hashed[block] = 0
-                self.cached_blocks -= len(blocks)
-                continue
-            account = self.accounts.get(owner)
-            if account is not None:
-                account.blocks += len(blocks)
-                account.capacity = account.blocks * self.block_size
-        if self.held_blocks > self._max_held_blocks:
-            self._max_held_blocks = self.held_blocks
+            if kind == TAKEN or kind == HIT:
+                account = accounts.get(owner)
+                if account is not None:
+                    account.blocks += len(blocks)
+                    account.capacity = account.blocks * size
+            elif kind == FREED and owner in accounts:
+                self._shrink(accounts[owner], len(blocks))
+
+    def _count_blocks(self, held: int, cached: int, extra_refs: int) -> None:
+        """A record's block operations have led to this."""
+        self.held_blocks = held
+        self.cached_blocks = cached
+        self.extra_refs = extra_refs
+        if held > self._max_held_blocks:
+            self._max_held_blocks = held

@@ -5,22 +5,20 @@ from __future__ import annotations
 from sim.core.block_pool import BlockPool
 
 
-def hashless_first(pool: BlockPool, blocks: list[int]) -> None:
+def hashless_first(pool: BlockPool, blocks: list[int], num_hashed: int) -> None:
     """Blocks without a hash go to the head as a group, those with one to the tail (vLLM 0.24 on)."""
-    hashes = pool.cache.hashes
-    count = 0  # Nearly always the hashless come first: a table's end, walked backwards.
-    for block in blocks:
-        if hashes[block] is not None:
+    pages = pool.cache.pages
+    num_hashless = len(blocks) - num_hashed
+    hashless, hashed = blocks[:num_hashless], blocks[num_hashless:]
+    for block in hashless:  # Nearly always the hashless come first: a table's end, walked backwards.
+        if pages[block] is not None:
+            hashless = [block for block in blocks if pages[block] is None]
+            hashed = [block for block in blocks if pages[block] is not None]
             break
-        count += 1
-    hashless, hashed = blocks[:count], blocks[count:]
-    if any(hashes[block] is None for block in hashed):
-        hashless = [block for block in blocks if hashes[block] is None]
-        hashed = [block for block in blocks if hashes[block] is not None]
     pool.prepend(hashless)
     pool.append(hashed)
 
 
-def all_to_tail(pool: BlockPool, blocks: list[int]) -> None:
+def all_to_tail(pool: BlockPool, blocks: list[int], num_hashed: int) -> None:
     """All blocks go to the tail (vLLM before 0.24)."""
     pool.append(blocks)
