@@ -106,7 +106,7 @@ def loop(simulation: Simulation, told: Told) -> tuple[Spent, int]:
             told.tell(spent, "scheduled", now, batch)
             if batch.total_tokens > 0:
                 launched = True
-                steps += len(batch.requests)
+                steps += len(batch.frames)
                 begins = max(now, free_at)
                 shape, cost = spent.by("device", device.launch, batch, begins)
                 told.tell(spent, "step_started", begins, batch, shape, cost)
@@ -120,9 +120,9 @@ def loop(simulation: Simulation, told: Told) -> tuple[Spent, int]:
             continue
         now, batch = in_flight.popleft()
         told.tell(spent, "step_ended", now, batch)
-        sampled = [accepted + samples for accepted, samples in zip(batch.accepted, batch.samples, strict=True)]
-        returned = spent.by("update", scheduler.update, batch, sampled)
+        returned = spent.by("update", scheduler.update, batch)
         told.tell(spent, "updated", now, returned)
+        spent.by("update", scheduler.recycle, batch)
     return spent, steps
 
 

@@ -243,7 +243,6 @@ class Worker:
         first = 0
         for request, drafts, samples in zip(batch.requests, drafted, batch.samples, strict=True):
             if not samples:
-                batch.accepted.append(0)
                 sampled.append([])
                 continue
             said = answers[first : first + len(drafts) + 1]
@@ -251,9 +250,9 @@ class Worker:
             accepted = 0
             while accepted < len(drafts) and drafts[accepted] == said[accepted]:
                 accepted += 1
-            batch.accepted.append(accepted)
             sampled.append(said[: accepted + 1])
             self._tokens[request.index] += said[: accepted + 1]
+        batch.settle([len(tokens) for tokens in sampled])
         self._positions.after(batch, before)
         if self._poison:
             rejected: list[int] = []
@@ -367,7 +366,7 @@ class _Loop:
         # Hashes of blocks that these tokens complete are asked for during the update; what is not delivered goes again.
         for request, tokens in zip(batch.requests, sampled, strict=True):
             self.contents[request.index].tokens += tokens
-        returned = self.scheduler.update(batch, [len(tokens) for tokens in sampled])
+        returned = self.scheduler.update(batch)
         for request in batch.requests:
             del self.contents[request.index].tokens[request.num_tokens :]
         for request, tokens, delivered in zip(batch.requests, sampled, returned.delivered, strict=True):

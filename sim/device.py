@@ -19,6 +19,7 @@ from workloads.streams import uniforms
 
 if TYPE_CHECKING:
     import numpy as np
+    from mypy_extensions import i64
     from numpy.typing import NDArray
 
     from sim.core.request import Content
@@ -55,7 +56,7 @@ class SimulatedRequest(Request):
             priority=spec.priority,
         )
         self.spec = spec
-        self.device_position = 0
+        self.device_position: i64 = 0
         """Tokens whose KV is right in device memory once all launched steps have ended."""
         self.runs: list[int] = []
         """By output position: drafts that a verification starting there gets accepted."""
@@ -150,16 +151,27 @@ class Device:
     def launch(self, batch: Batch, now: int) -> tuple[StepShape, StepCost]:
         """Settle a batch's accepted drafts and its cost; the requests' true positions move on."""
         shape = StepShape()
-        accepted_column = batch.accepted
         num_running = batch.num_running_frames
-        decode_reqs = decode_tokens = decode_kv = longest = 0
-        prefills = prefill_tokens = prefill_kv = pairs = 0
-        verify_pairs = longest_prefill = 0
-        sampled_rows = sampling = 0
-        number = 0
-        requests = cast("list[SimulatedRequest]", batch.requests)
-        for request, num_tokens, num_drafts, samples in zip(requests, batch.tokens, batch.drafts, batch.samples):
-            position = request.device_position if number < num_running else batch.computed[number]
+        decode_reqs: i64 = 0
+        decode_tokens: i64 = 0
+        decode_kv: i64 = 0
+        longest: i64 = 0
+        verify_pairs: i64 = 0
+        prefills: i64 = 0
+        prefill_tokens: i64 = 0
+        prefill_kv: i64 = 0
+        longest_prefill: i64 = 0
+        pairs: i64 = 0
+        sampled_rows: i64 = 0
+        sampling: i64 = 0
+        num_accepted: i64 = 0
+        number: i64 = 0
+        for frame in batch.frames:
+            request = cast("SimulatedRequest", frame.request)
+            num_tokens = frame.num_tokens
+            num_drafts = frame.num_drafts
+            samples = frame.samples
+            position = request.device_position if number < num_running else frame.num_computed_tokens
             number += 1
             end = position + num_tokens
             if samples:
@@ -186,16 +198,20 @@ class Device:
                 runs = request.runs
                 if output >= len(runs):
                     self._extend_runs(request, output)
-                accepted = runs[output]
+                accepted: i64 = runs[output]
                 if accepted > num_drafts:
                     accepted = num_drafts
                 if self._by_rounds:
                     accepted = self._accepted(request, output, accepted, shape)
-                accepted_column.append(accepted)
+                frame.num_accepted = accepted
+                frame.num_sampled = accepted + 1
+                num_accepted += accepted
                 end -= num_drafts - accepted
             else:
-                accepted_column.append(0)
+                frame.num_accepted = 0
+                frame.num_sampled = 1 if samples else 0
             request.device_position = end
+        batch.num_accepted_tokens = num_accepted
         shape.num_reqs = number
         shape.num_tokens = batch.total_tokens
         shape.num_sampled_tokens = sampled_rows
@@ -234,9 +250,10 @@ class Device:
         """Give each request that is drafted for its blocks of the drafter's pool, as far as they go."""
         pool.pass_time(now)
         drafted = 0
-        for request, samples, epoch in zip(batch.requests, batch.samples, batch.epochs, strict=True):
+        for frame in batch.frames:
+            request = frame.request
             assert isinstance(request, SimulatedRequest)
-            if not samples or request.status != RUNNING or request.num_preemptions != epoch:
+            if not frame.samples or request.status != RUNNING or request.num_preemptions != frame.epoch:
                 continue
             context = request.device_position
             request.undrafted = not pool.grow(request.index, context, batch.num_spec_tokens)
@@ -252,9 +269,10 @@ class Device:
         """Say for whom the drafter finds nothing."""
         assert self._drafts_at is not None
         proposed = batch.proposed
-        for request, samples in zip(cast("list[SimulatedRequest]", batch.requests), batch.samples, strict=True):
+        for frame in batch.frames:
+            request = cast("SimulatedRequest", frame.request)
             found = False
-            if samples:
+            if frame.samples:
                 output = request.device_position + 1 - request.num_prompt_tokens
                 known = len(request.drafted)
                 if output >= known:

@@ -264,7 +264,7 @@ class Engine:
                     handler(now, batch)
                 if batch.total_tokens > 0:
                     launched = True
-                    self.num_request_steps += len(batch.requests)
+                    self.num_request_steps += len(batch.frames)
                     done = env.event()
                     in_flight.append((batch, done))
                     self._queue.append((batch, done))
@@ -291,12 +291,11 @@ class Engine:
                 yield done
             if self._update_ns:
                 yield env.timeout(self._update_ns)
-            # A chunk samples nothing and accepts nothing.
-            sampled = [accepted + samples for accepted, samples in zip(batch.accepted, batch.samples)]
-            returned = scheduler.update(batch, sampled)
+            returned = scheduler.update(batch)
             now = self.now
             for handler in updated_handlers:
                 handler(now, returned)
+            scheduler.recycle(batch)
             for request in returned.finished:
                 self._follow_up(request)
             if returned.num_delivered_tokens:

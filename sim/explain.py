@@ -317,6 +317,8 @@ class StepWatcher:
         self.last = -1
         """Number of the latest schedule that launched something."""
         self.batch: Batch | None = None
+        self.columns: dict[str, list[Any]] = {}
+        """Of its frames, as far as they are known: they are used again once it has been taken back."""
         self.times: dict[str, int] = {}
         self.cost: Any = None
         self.returned: Returned | None = None
@@ -336,6 +338,7 @@ class StepWatcher:
         if batch.number != self.step or batch.total_tokens <= 0:
             return
         self.batch = batch
+        self._take_down("requests", "tokens", "drafts", "computed", "samples")
         self.times["scheduled"] = now
         self.queues = len(self.scheduler.running), len(self.scheduler.waiting)
         self.reservations = self.ledger.reservations()
@@ -345,6 +348,7 @@ class StepWatcher:
         if batch is self.batch:
             self.times["started"] = now
             self.cost = cost
+            self._take_down("accepted")
 
     def step_ended(self, now: int, batch: Batch) -> None:
         if batch is self.batch:
@@ -357,9 +361,15 @@ class StepWatcher:
         if returned.batch is self.batch:
             self.times["updated"] = now
             self.returned = returned
+            self.columns["delivered"] = returned.delivered
+            self.columns["fates"] = returned.fates
 
     def interrupted(self, now: int, interruption: Interruption) -> None:
         self.blocks.follow(interruption.block_operations)
+
+    def _take_down(self, *names: str) -> None:
+        for name in names:
+            self.columns[name] = getattr(self.batch, name)
 
     def _look(self, now: int, what: str) -> None:
         assert self.batch is not None
@@ -523,10 +533,12 @@ def tell_step(watcher: StepWatcher, *, everything: bool = False) -> list[str]:
     """Lines: what a step was, what came of each frame, and block tables of those that lost most, or of all."""
     batch = watcher.batch
     assert batch is not None
-    times = watcher.times
+    times, columns = watcher.times, watcher.columns
+    requests, tokens, drafts = columns["requests"], columns["tokens"], columns["drafts"]
+    accepted = columns.get("accepted") or [None] * len(requests)
     lines = [f"Step {watcher.step}", ""]
     words = {
-        "scheduled": f"scheduled: {batch.total_tokens} tokens in {len(batch.requests)} requests, {sum(batch.drafts)} "
+        "scheduled": f"scheduled: {batch.total_tokens} tokens in {len(requests)} requests, {sum(drafts)} "
         f"of them drafts; {watcher.queues[0]} running, {watcher.queues[1]} waiting",
         "started": "the device begins it",
         "ended": "the device has ended it",
@@ -550,34 +562,33 @@ def tell_step(watcher: StepWatcher, *, everything: bool = False) -> list[str]:
         lines.append(f"  time on the device, ms: {', '.join(spent)}; {watcher.cost.total / 1e6:.3f} in all")
     lines += ["", "  request  computed before  tokens  drafts  accepted  delivered  what"]
     returned = watcher.returned
-    for number, request in enumerate(batch.requests):
-        accepted = str(batch.accepted[number]) if batch.accepted else ""
+    for number, request in enumerate(requests):
         delivered = fate = ""
         if returned is not None:
-            delivered = str(returned.delivered[number])
-            fate = FATES[returned.fates[number]].replace("_", " ")
-        kind = "decode" if batch.samples[number] and batch.tokens[number] == 1 + batch.drafts[number] else "prefill"
+            delivered = str(columns["delivered"][number])
+            fate = FATES[columns["fates"][number]].replace("_", " ")
+        kind = "decode" if columns["samples"][number] and tokens[number] == 1 + drafts[number] else "prefill"
         if number >= batch.num_running_frames:
             kind += ", resumed" if batch.resumed[number - batch.num_running_frames] else ", admitted"
         if fate not in ("", "fresh"):
             kind += f", {fate}"
         lines.append(
-            f"  {request.id:>7}  {batch.computed[number]:>15}  {batch.tokens[number]:>6}  {batch.drafts[number]:>6}  "
-            f"{accepted:>8}  {delivered:>9}  {kind}"
+            f"  {request.id:>7}  {columns['computed'][number]:>15}  {tokens[number]:>6}  {drafts[number]:>6}  "
+            f"{'' if accepted[number] is None else accepted[number]:>8}  {delivered:>9}  {kind}"
         )
     order = sorted(
-        range(len(batch.requests)),
-        key=lambda number: (batch.accepted[number] if batch.accepted else 0) - batch.drafts[number],
+        range(len(requests)),
+        key=lambda number: (accepted[number] or 0) - drafts[number],
     )
     most = len(order) if everything else _MOST_DRAWN
     for number in order[:most]:
-        request = batch.requests[number]
+        request = requests[number]
         lines += ["", f"Block table of {request.id}:"]
         for moment in watcher.moments.get(request.index, []):
             lines += ["", *_moment(moment)]
-    if len(batch.requests) > most:
-        lines += ["", f"{len(batch.requests) - most} more requests; --request ID draws one of them, --all draws all."]
-    return [*lines, "", *_legend(() if returned is None else (FATES[fate] for fate in returned.fates))]
+    if len(requests) > most:
+        lines += ["", f"{len(requests) - most} more requests; --request ID draws one of them, --all draws all."]
+    return [*lines, "", *_legend(() if returned is None else (FATES[fate] for fate in columns["fates"]))]
 
 
 def _moment(moment: Snapshot) -> list[str]:

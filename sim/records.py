@@ -1,7 +1,7 @@
 """The typed facts that the core hands out, and nothing else.
 
-A record stands for one batch or one event and holds parallel columns: entry i of every column belongs to frame i (one
-request in one step). A record is valid during the call that hands it over; who wants to keep something copies it.
+A record stands for one batch or one event; a batch has a frame for each request in it. A record is valid during the
+call that hands it over, and its frames are used again: who wants to keep something copies it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from sim.core.request import Request
 
 TAKEN: Final = 0
@@ -38,24 +40,66 @@ DISCARDED: Final = 4
 FATES: Final = ("fresh", "stale_delivered", "stale_dropped", "unknown", "discarded")
 
 
+class Frame:
+    """One request in one step: what its schedule decided, and later what became of it."""
+
+    __slots__ = (
+        "epoch",
+        "fate",
+        "num_accepted",
+        "num_computed_tokens",
+        "num_delivered",
+        "num_drafts",
+        "num_rejected",
+        "num_sampled",
+        "num_tokens",
+        "num_trimmed",
+        "request",
+        "samples",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.num_tokens: i64 = 0
+        """Tokens of the frame, drafts included."""
+        self.num_drafts: i64 = 0
+        """Of them drafts."""
+        self.num_computed_tokens: i64 = 0
+        """The request's before this schedule; for an admitted frame what it hit in the prefix cache."""
+        self.epoch: i64 = 0
+        """num_preemptions of the request at this schedule: the frame is stale once the request has more."""
+        self.samples = False
+        """Whether the frame yields tokens; otherwise it is a chunk of prefill or of a recomputation."""
+        self.num_accepted: i64 = 0
+        """Accepted drafts; settled when the device launches the batch."""
+        self.num_sampled: i64 = 0
+        """Tokens that the device sampled: accepted drafts and one more, 0 for a chunk. Settled with them."""
+        self.num_rejected: i64 = 0
+        """Drafts that were not accepted; this and what follows is known once the batch has been taken back."""
+        self.num_delivered: i64 = 0
+        """Of the sampled tokens those that were added to the request."""
+        self.num_trimmed: i64 = 0
+        """Of them those beyond the end of the request."""
+        self.fate: i64 = FRESH
+
+
 class Batch:
     """What one schedule decided: the frames of a step, in batch order, and what had to be done for them.
 
-    Frames of running requests come first, then those admitted in this step (index >= num_running_frames).
+    Frames of running requests come first, then those admitted in this step (index >= num_running_frames). `requests`,
+    `tokens` and so on are the frames' attributes as columns, put together when they are asked for.
     """
 
     __slots__ = (
-        "accepted",
         "block_operations",
         "cached_blocks",
-        "computed",
-        "drafts",
-        "epochs",
         "extra_refs",
+        "frames",
         "held_blocks",
         "hits",
         "lookahead",
         "max_model_len",
+        "num_accepted_tokens",
         "num_draft_tokens",
         "num_drafting_frames",
         "num_running_frames",
@@ -63,28 +107,15 @@ class Batch:
         "number",
         "preempted",
         "proposed",
-        "requests",
         "reserved",
         "resumed",
-        "samples",
-        "tokens",
         "total_tokens",
     )
 
     def __init__(self, number: int, lookahead: int, max_model_len: int) -> None:
         self.number = number
         """Number of the schedule that made it, from 0."""
-        self.requests: list[Request] = []
-        self.tokens: list[int] = []
-        """Tokens of the frame, drafts included."""
-        self.drafts: list[int] = []
-        """Of them drafts."""
-        self.computed: list[int] = []
-        """num_computed_tokens before this schedule; for an admitted frame what it hit in the prefix cache."""
-        self.samples: list[bool] = []
-        """Whether the frame yields tokens; otherwise it is a chunk of prefill or of a recomputation."""
-        self.epochs: list[int] = []
-        """num_preemptions of the request at this schedule: the frame is stale once the request has more."""
+        self.frames: list[Frame] = []
         self.num_running_frames = 0
         self.total_tokens = 0
         self.num_draft_tokens = 0
@@ -114,53 +145,111 @@ class Batch:
         self.proposed: list[int] = []
         """Drafts that the drafter proposes for each frame's request, where that may be fewer than `num_spec_tokens`;
         else empty. Settled with `accepted`."""
-        self.accepted: list[int] = []
-        """Accepted drafts by frame; settled when the device launches the batch, empty until then."""
+        self.num_accepted_tokens = 0
+        """`accepted`, added up; settled with it."""
 
     def __len__(self) -> int:
-        return len(self.requests)
+        return len(self.frames)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [frame.request for frame in self.frames]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [frame.num_tokens for frame in self.frames]
+
+    @property
+    def drafts(self) -> list[int]:
+        return [frame.num_drafts for frame in self.frames]
+
+    @property
+    def computed(self) -> list[int]:
+        return [frame.num_computed_tokens for frame in self.frames]
+
+    @property
+    def samples(self) -> list[bool]:
+        return [frame.samples for frame in self.frames]
+
+    @property
+    def epochs(self) -> list[int]:
+        return [frame.epoch for frame in self.frames]
+
+    @property
+    def accepted(self) -> list[int]:
+        return [frame.num_accepted for frame in self.frames]
+
+    def settle(self, sampled: list[int]) -> None:
+        """What was sampled, by frame: accepted drafts + 1, or 0 for a chunk. For who is no `sim.device`.
+
+        Raises:
+            ValueError: as many numbers as frames are needed, each from 1 to drafts + 1, or 0 for a chunk. Nothing has
+                been changed.
+        """
+        if len(sampled) != len(self.frames):
+            raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(self.frames)} frames")
+        for frame, num_sampled in zip(self.frames, sampled, strict=True):
+            if (num_sampled < 1 or num_sampled > frame.num_drafts + 1) if frame.samples else num_sampled != 0:
+                raise ValueError(f"{num_sampled} sampled tokens for a frame with {frame.num_drafts} drafts")
+        self.num_accepted_tokens = 0
+        for frame, num_sampled in zip(self.frames, sampled, strict=True):
+            frame.num_sampled = num_sampled
+            frame.num_accepted = num_sampled - 1 if frame.samples else 0
+            self.num_accepted_tokens += frame.num_accepted
 
 
 class Returned:
-    """What one update did: the fate of each frame of the batch that came back."""
+    """What one update did: the fate of each frame of the batch that came back, in its frames."""
 
     __slots__ = (
         "batch",
         "block_operations",
         "cached_blocks",
-        "delivered",
         "extra_refs",
-        "fates",
         "finished",
         "held_blocks",
         "num_delivered_tokens",
         "num_rejected_tokens",
-        "rejected",
-        "sampled",
-        "trimmed",
+        "num_sampled_tokens",
+        "num_stale_frames",
     )
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.sampled: list[int] = []
-        """Tokens that the device sampled for the frame: accepted drafts and one more, 0 for a chunk."""
-        self.delivered: list[int] = []
-        """Of them tokens that were added to the request."""
-        self.trimmed: list[int] = []
-        """Of them tokens beyond the end of the request."""
-        self.rejected: list[int] = []
-        """Drafts of the frame that were not accepted."""
+        self.num_sampled_tokens = 0
+        """`sampled`, added up."""
         self.num_delivered_tokens = 0
         """`delivered`, added up."""
         self.num_rejected_tokens = 0
         """`rejected`, added up."""
-        self.fates: list[int] = []
+        self.num_stale_frames = 0
+        """Frames whose fate is another than `FRESH`."""
         self.finished: list[Request] = []
         self.block_operations: list[BlockOperation] = []
         self.held_blocks = 0
         self.cached_blocks = 0
         self.extra_refs = 0
         """As a batch has them."""
+
+    @property
+    def sampled(self) -> list[int]:
+        return [frame.num_sampled for frame in self.batch.frames]
+
+    @property
+    def delivered(self) -> list[int]:
+        return [frame.num_delivered for frame in self.batch.frames]
+
+    @property
+    def trimmed(self) -> list[int]:
+        return [frame.num_trimmed for frame in self.batch.frames]
+
+    @property
+    def rejected(self) -> list[int]:
+        return [frame.num_rejected for frame in self.batch.frames]
+
+    @property
+    def fates(self) -> list[int]:
+        return [frame.fate for frame in self.batch.frames]
 
 
 class Interruption:

@@ -91,8 +91,8 @@ class Timeline:
             "step": batch.number,
             "num_reqs": len(batch.requests),
             "num_tokens": batch.total_tokens,
-            "num_draft_tokens": sum(batch.drafts),
-            "num_accepted_tokens": sum(batch.accepted),
+            "num_draft_tokens": batch.num_draft_tokens,
+            "num_accepted_tokens": batch.num_accepted_tokens,
             **{f"cost_{name}": value for name, value in cost._asdict().items() if value},
         }
         self._event("X", ENGINE, _DEVICE, now, name=f"step {batch.number}", dur=cost.total, args=args)

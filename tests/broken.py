@@ -233,7 +233,7 @@ BROKEN = {
         "sim.core.scheduler:Scheduler.schedule", "<= 1:", "<= 0:", "a request that is alone has no threshold"
     ),
     "drafts-of-running": Reading(
-        "sim.core.scheduler:Scheduler._advance", "[len(batch.requests)]", "[len(self.running)]", "K by batch size"
+        "sim.core.scheduler:Scheduler._advance", "[len(batch.frames)]", "[len(self.running)]", "K by batch size"
     ),
     "no-rollback": Reading(_UPDATE, "request.num_computed_tokens -= rejected", "pass", "rejections roll back"),
     "hashes-too-much": Reading(

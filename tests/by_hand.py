@@ -23,7 +23,7 @@ from sim.observers.ledger import Ledger
 from sim.policies.caching import DROP_BLOCK, DROP_TOKEN
 from sim.policies.drafters import DRAFTERS
 from sim.policies.presets import DEFAULT_PRESET, PRESETS, TRAITS, VLLM_PRESETS
-from sim.records import Batch, Interruption, Returned
+from sim.records import Batch, Frame, Interruption, Returned
 from workloads.spec import RequestSpec, Segment, prompt_stream
 
 __all__ = [
@@ -56,6 +56,17 @@ def hashes_of(numbers: Sequence[int]) -> BlockHashes:
     for number in numbers:
         hashes.append(number)
     return hashes
+
+
+def a_frame(request: Request, num_tokens: int, num_drafts: int = 0, computed: int = 0, samples: bool = True) -> Frame:
+    """A frame as a schedule leaves it."""
+    frame = Frame(request)
+    frame.num_tokens = num_tokens
+    frame.num_drafts = num_drafts
+    frame.num_computed_tokens = computed
+    frame.samples = samples
+    frame.epoch = request.num_preemptions
+    return frame
 
 
 class Tokens:

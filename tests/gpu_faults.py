@@ -28,7 +28,7 @@ def _block_freed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks behind the confirmed tokens are freed when a step returns, though the step in flight still writes them."""
     right = Scheduler.update
 
-    def freeing(self: Scheduler, batch: Batch, sampled: list[int]) -> Returned:
+    def freeing(self: Scheduler, batch: Batch, sampled: list[int] | None = None) -> Returned:
         returned = right(self, batch, sampled)
         for request in self.running:
             self.kv_cache.trim(request, request.num_tokens)

@@ -172,7 +172,7 @@ def test_0_26_falls_over_a_negative_frame_even_of_a_request_that_is_gone() -> No
     scheduler = Scheduler(Settings(num_gpu_blocks=9, block_size=4, async_scheduling=False), PRESETS["vllm-0.26"])
     scheduler.add(Request("a", 0, 3, 4, Nothing()))
     batch = scheduler.schedule()
-    batch.tokens[0] = -1
+    batch.frames[0].num_tokens = -1
     scheduler.abort("a")
     with pytest.raises(EngineCrash, match="a frame of -1 tokens"):
         scheduler.update(batch, [1])

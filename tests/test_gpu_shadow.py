@@ -12,6 +12,7 @@ from gpu_backend.shadow import Shadow  # noqa: E402
 from sim.core.block_hashes import BlockHashes  # noqa: E402
 from sim.core.request import Request  # noqa: E402
 from sim.records import TAKEN, Batch, Interruption  # noqa: E402
+from tests.by_hand import a_frame  # noqa: E402
 from tests.gpu_faults import FAULTS, NAMES  # noqa: E402
 from tests.gpu_simulations import random_simulation  # noqa: E402
 
@@ -86,17 +87,12 @@ def _step(
     batch = Batch(number, 0, 1000)
     batch.num_running_frames = num_running
     for request, num_tokens, num_drafts, computed, _ in frames:
-        batch.requests.append(request)
-        batch.tokens.append(num_tokens)
-        batch.drafts.append(num_drafts)
-        batch.computed.append(computed)
-        batch.samples.append(True)
-        batch.epochs.append(0)
+        batch.frames.append(a_frame(request, num_tokens, num_drafts, computed))
         batch.total_tokens += num_tokens
     if taken:
         batch.block_operations.append((TAKEN, frames[0][0].index, taken))
     shadow.scheduled(0, batch)
-    batch.accepted += [accepted for *_, accepted in frames]
+    batch.settle([accepted + 1 for *_, accepted in frames])
     shadow.step_started(0, batch, None, None)
     shadow.step_ended(0, batch)
 

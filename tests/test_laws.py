@@ -514,19 +514,19 @@ def garbage_called_valid(simulated: Simulated, batch: Batch) -> bool:
 
 
 def one_more_rejected(simulated: Simulated, returned: Returned) -> bool:
-    returned.rejected[0] += 1
+    returned.batch.frames[0].num_rejected += 1
     return returned.batch.drafts[0] > 0
 
 
 def a_token_lost(simulated: Simulated, returned: Returned) -> bool:
-    returned.delivered[0] -= 1
+    returned.batch.frames[0].num_delivered -= 1
     return True
 
 
 def more_accepted_than_drafted(simulated: Simulated, batch: Batch) -> bool:
     if not batch.samples[0]:
         return False
-    batch.accepted[0] = batch.drafts[0] + 1
+    batch.frames[0].num_accepted = batch.drafts[0] + 1
     return True
 
 

@@ -20,6 +20,7 @@ from sim.records import (
     Interruption,
     Returned,
 )
+from tests.by_hand import a_frame
 from workloads.spec import RequestSpec
 
 MS = 1_000_000
@@ -40,12 +41,7 @@ def batch(*frames: tuple[Request, int, int, int, bool], admitted: tuple[bool, ..
     """Frames are (request, computed, tokens, of them drafts, samples); the last ones admitted: resumed or not."""
     made = Batch(0, 0, 1000)
     for who, computed, tokens, drafts, samples in frames:
-        made.requests.append(who)
-        made.computed.append(computed)
-        made.tokens.append(tokens)
-        made.drafts.append(drafts)
-        made.samples.append(samples)
-        made.epochs.append(who.num_preemptions)
+        made.frames.append(a_frame(who, tokens, drafts, computed, samples))
         who.is_prefill_chunk = not samples
     made.num_running_frames = len(frames) - len(admitted)
     made.resumed = list(admitted)
@@ -63,15 +59,16 @@ def returned(
     finished: tuple[Request, ...] = (),
 ) -> Returned:
     made = Returned(of)
-    made.sampled = sampled
-    made.fates = fates or [FRESH] * len(sampled)
-    made.delivered = sampled if delivered is None else delivered
-    for drafts, tokens, kept, fate in zip(of.drafts, sampled, made.delivered, made.fates, strict=True):
-        made.rejected.append(drafts + 1 - tokens if drafts else 0)
-        made.trimmed.append(tokens - kept if fate in (FRESH, STALE_DELIVERED) else 0)
-    for who, kept in zip(of.requests, made.delivered, strict=True):
-        who.num_tokens += kept
-        who.num_output_tokens += kept
+    of.settle(sampled)
+    columns = zip(of.frames, fates or [FRESH] * len(sampled), sampled if delivered is None else delivered, strict=True)
+    for frame, fate, kept in columns:
+        frame.fate = fate
+        frame.num_delivered = kept
+        frame.num_rejected = frame.num_drafts + 1 - frame.num_sampled if frame.num_drafts else 0
+        frame.num_trimmed = frame.num_sampled - kept if fate in (FRESH, STALE_DELIVERED) else 0
+        frame.request.num_tokens += kept
+        frame.request.num_output_tokens += kept
+    made.num_stale_frames = sum(map(bool, made.fates))
     made.finished = list(finished)
     made.num_delivered_tokens = sum(made.delivered)
     made.num_rejected_tokens = sum(made.rejected)

@@ -13,7 +13,8 @@ from sim.observers import recorder as recorder_module
 from sim.observers.ledger import CONTENT_CLASSES, RESERVATION_CLASSES
 from sim.observers.metrics import REQUEST_COLUMNS, RequestRow
 from sim.observers.recorder import STEP_COLUMNS, WINDOW_COLUMNS, Recorder
-from sim.records import FRESH, Batch, Interruption, Returned
+from sim.records import Batch, Interruption, Returned
+from tests.by_hand import a_frame
 
 
 class Cost(NamedTuple):
@@ -74,10 +75,8 @@ WHO = [Request(f"r{index}", index, 8, 4, Blank()) for index in range(3)]
 def make_batch(number: int, frames: list[tuple[int, int, bool]], resumed: tuple[bool, ...] = ()) -> Batch:
     """Frames are (tokens, of them drafts, samples)."""
     batch = Batch(number, 0, 100)
-    batch.requests = WHO[: len(frames)]
-    batch.tokens = [tokens for tokens, _, _ in frames]
-    batch.drafts = [drafts for _, drafts, _ in frames]
-    batch.samples = [samples for _, _, samples in frames]
+    for who, (tokens, drafts, samples) in zip(WHO, frames, strict=False):
+        batch.frames.append(a_frame(who, tokens, drafts, 0, samples))
     batch.total_tokens = sum(batch.tokens)
     batch.num_draft_tokens = sum(batch.drafts)
     batch.resumed = list(resumed)
@@ -87,12 +86,9 @@ def make_batch(number: int, frames: list[tuple[int, int, bool]], resumed: tuple[
 
 
 def take_back(batch: Batch, accepted: list[int]) -> Returned:
-    batch.accepted = accepted
+    batch.settle([count + 1 if samples else 0 for count, samples in zip(accepted, batch.samples, strict=True)])
     returned = Returned(batch)
-    returned.sampled = [count + 1 if samples else 0 for count, samples in zip(accepted, batch.samples, strict=True)]
-    returned.delivered = returned.sampled
-    returned.num_delivered_tokens = sum(returned.delivered)
-    returned.fates = [FRESH] * len(accepted)
+    returned.num_sampled_tokens = returned.num_delivered_tokens = sum(returned.sampled)
     return returned
 
 

@@ -6,40 +6,45 @@ Knows how to take a frame out again, since preemption by priority may choose a v
 from __future__ import annotations
 
 from sim.core.request import Request
-from sim.records import Batch
+from sim.records import Batch, Frame
 
 
 class BatchBuilder:
     """Frames join at the end; the budgets follow."""
 
-    __slots__ = ("batch", "draft_slots", "input_budget", "token_budget")
+    __slots__ = ("batch", "draft_slots", "input_budget", "spare", "token_budget")
 
-    def __init__(self, batch: Batch, token_budget: int, input_budget: int, draft_slots: int) -> None:
+    def __init__(
+        self, batch: Batch, token_budget: int, input_budget: int, draft_slots: int, spare: list[Frame]
+    ) -> None:
+        """`spare`: frames that nobody needs any more; they are used first."""
         self.batch = batch
         self.token_budget = token_budget
         self.input_budget = input_budget
         self.draft_slots = draft_slots
+        self.spare = spare
 
     def add(self, request: Request, num_tokens: int, num_drafts: int, num_computed_tokens: int) -> None:
         """Schedule a frame."""
-        batch = self.batch
-        batch.requests.append(request)
-        batch.tokens.append(num_tokens)
-        batch.drafts.append(num_drafts)
-        batch.computed.append(num_computed_tokens)
-        batch.epochs.append(request.num_preemptions)
+        spare = self.spare
+        frame = spare.pop() if spare else Frame(request)
+        frame.request = request
+        frame.num_tokens = num_tokens
+        frame.num_drafts = num_drafts
+        frame.num_computed_tokens = num_computed_tokens
+        frame.epoch = request.num_preemptions
+        self.batch.frames.append(frame)
         self.token_budget -= num_tokens
         self.input_budget -= num_tokens + self.draft_slots
 
     def remove(self, victim: Request) -> bool:
         """Take the victim's frame out and give its budgets back; False if it has none."""
-        batch = self.batch
-        if victim not in batch.requests:
-            return False
-        index = batch.requests.index(victim)
-        num_tokens = batch.tokens[index]
-        for column in (batch.requests, batch.tokens, batch.drafts, batch.computed, batch.epochs):
-            del column[index]
-        self.token_budget += num_tokens
-        self.input_budget += num_tokens + self.draft_slots
-        return True
+        frames = self.batch.frames
+        for index, frame in enumerate(frames):
+            if frame.request is victim:
+                num_tokens = frame.num_tokens
+                del frames[index]
+                self.token_budget += num_tokens
+                self.input_budget += num_tokens + self.draft_slots
+                return True
+        return False

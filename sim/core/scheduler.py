@@ -18,7 +18,7 @@ from sim.core.prefix_cache import PrefixCache
 from sim.core.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from sim.core.request import FINISHED, PREEMPTED, RUNNING, Request
 from sim.core.settings import DraftLength, Rules, Settings
-from sim.records import DISCARDED, FRESH, STALE_DROPPED, UNKNOWN, Batch, Interruption, Returned
+from sim.records import DISCARDED, FRESH, STALE_DROPPED, UNKNOWN, Batch, Frame, Interruption, Returned
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -34,6 +34,7 @@ class Scheduler:
         "_num_schedules",
         "_rules",
         "_settings",
+        "_spare_frames",
         "_token_budget",
         "_unreported_finish",
         "kv_cache",
@@ -78,6 +79,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: WaitingQueue = PriorityQueue() if settings.priority else FcfsQueue()
         self._num_schedules = 0
+        self._spare_frames: list[Frame] = []
         self._unreported_finish = False
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
@@ -104,12 +106,14 @@ class Scheduler:
         settings = self._settings
         batch = Batch(self._num_schedules, settings.num_lookahead_tokens, settings.max_model_len)
         self._num_schedules += 1
-        builder = BatchBuilder(batch, self._token_budget, settings.max_num_batched_tokens, self._draft_slots)
+        builder = BatchBuilder(
+            batch, self._token_budget, settings.max_num_batched_tokens, self._draft_slots, self._spare_frames
+        )
         threshold = settings.long_prefill_token_threshold
         if self._rules.lone_prefill_exempt and len(self.running) + len(self.waiting) <= 1:
             threshold = 0
         prefill_scheduled = self._schedule_running(builder, threshold)
-        batch.num_running_frames = len(batch.requests)
+        batch.num_running_frames = len(batch.frames)
         if not batch.preempted:
             self._schedule_waiting(builder, threshold, prefill_scheduled)
         self._advance(batch)
@@ -124,9 +128,8 @@ class Scheduler:
         settings = self._settings
         running = self.running
         kv_cache = self.kv_cache
-        batch = builder.batch
-        requests, tokens, drafts = batch.requests, batch.tokens, batch.drafts
-        computed_before, epochs = batch.computed, batch.epochs
+        frames = builder.batch.frames
+        spare = self._spare_frames
         draft_slots: i64 = self._draft_slots
         negative_frames = self._rules.negative_frames
         lookahead: i64 = settings.num_lookahead_tokens
@@ -164,16 +167,18 @@ class Scheduler:
                     return prefill_scheduled
             if request.is_prefill_chunk:
                 prefill_scheduled = True
-            num_drafts = 0
+            num_drafts: i64 = 0
             if proposed:
                 if num_tokens > uncomputed:
                     num_drafts = min(num_tokens - uncomputed, proposed)
                 request.num_drafts = 0
-            requests.append(request)
-            tokens.append(num_tokens)
-            drafts.append(num_drafts)
-            computed_before.append(computed)
-            epochs.append(request.num_preemptions)
+            frame = spare.pop() if spare else Frame(request)
+            frame.request = request
+            frame.num_tokens = num_tokens
+            frame.num_drafts = num_drafts
+            frame.num_computed_tokens = computed
+            frame.epoch = request.num_preemptions
+            frames.append(frame)
             token_budget -= num_tokens
             input_budget -= num_tokens + draft_slots
             index += 1
@@ -263,15 +268,19 @@ class Scheduler:
     def _advance(self, batch: Batch) -> None:
         """Count the batch as computed and, with async scheduling, its output as placeholders."""
         num_spec_tokens = self._settings.num_speculative_tokens
-        if self._draft_lengths is not None and batch.requests:
-            num_spec_tokens = self._draft_lengths[len(batch.requests)]
-        elif self._draft_length is not None and batch.requests:
+        if self._draft_lengths is not None and batch.frames:
+            num_spec_tokens = self._draft_lengths[len(batch.frames)]
+        elif self._draft_length is not None and batch.frames:
             num_spec_tokens = self._draft_length.length(batch)
         batch.num_spec_tokens = num_spec_tokens
         promises = self._settings.async_scheduling
-        samples = batch.samples
-        total = total_drafts = drafting = 0
-        for request, num_tokens, num_drafts in zip(batch.requests, batch.tokens, batch.drafts):
+        total: i64 = 0
+        total_drafts: i64 = 0
+        drafting: i64 = 0
+        for frame in batch.frames:
+            request = frame.request
+            num_tokens = frame.num_tokens
+            num_drafts = frame.num_drafts
             total += num_tokens
             if num_drafts:
                 total_drafts += num_drafts
@@ -281,10 +290,10 @@ class Scheduler:
             request.num_in_flight_tokens += num_tokens
             if computed < request.num_tokens + request.num_output_placeholders:
                 request.is_prefill_chunk = True
-                samples.append(False)
+                frame.samples = False
                 continue
             request.is_prefill_chunk = False
-            samples.append(True)
+            frame.samples = True
             if promises:
                 request.num_output_placeholders += 1 + num_drafts
                 request.num_drafts = num_spec_tokens
@@ -292,7 +301,7 @@ class Scheduler:
         batch.num_draft_tokens = total_drafts
         batch.num_drafting_frames = drafting
         if not self._rules.reservation.exact:
-            batch.reserved = [request.num_reserved_tokens for request in batch.requests]
+            batch.reserved = [frame.request.num_reserved_tokens for frame in batch.frames]
 
     def _preempt(self, request: Request, by_reset: bool) -> None:
         """Take a request's blocks away and put it back to the head of the waiting queue."""
@@ -305,16 +314,15 @@ class Scheduler:
         self._rules.stale_output.preempted(request, by_reset)
         self.waiting.put_back(request)
 
-    def update(self, batch: Batch, sampled: list[int]) -> Returned:
-        """Take a returned batch back; `sampled` are the tokens by frame: accepted drafts + 1, or 0 for a chunk.
+    def update(self, batch: Batch, sampled: list[int] | None = None) -> Returned:
+        """Take a returned batch back; `sampled` are the tokens by frame if the batch has not been settled yet.
 
         Raises:
-            ValueError: as many numbers as frames are needed, each from 1 to drafts + 1, or 0 for a chunk. Nothing has
-                been changed.
+            ValueError: see `Batch.settle`. Nothing has been changed.
         """
-        _check_sampled(batch, sampled)
+        if sampled is not None:
+            batch.settle(sampled)
         result = Returned(batch)
-        result.sampled = sampled
         stale_output = self._rules.stale_output
         if self._rules.negative_frames and min(batch.tokens) < 0:
             raise EngineCrash(f"a batch with a frame of {min(batch.tokens)} tokens returned")
@@ -322,27 +330,32 @@ class Scheduler:
         max_model_len: i64 = self._settings.max_model_len
         block_size: i64 = self._settings.block_size
         undo_frees = self._rules.undo.frees
-        delivered = result.delivered  # grows frame by frame, so its length is the number of the frame in hand
-        fates = result.fates = [FRESH] * len(sampled)
-        trimmed = result.trimmed = [0] * len(sampled)
-        result.rejected = [
-            num_drafts + 1 - num_sampled if num_drafts and num_sampled else 0
-            for num_drafts, num_sampled in zip(batch.drafts, sampled)
-        ]
-        stopped_running = num_delivered = num_rejected = 0
-        for request, num_tokens, rejected, epoch, num_sampled in zip(
-            batch.requests, batch.tokens, result.rejected, batch.epochs, sampled
-        ):
-            fate = FRESH
+        stopped_running = False
+        num_sampled_tokens: i64 = 0
+        num_delivered: i64 = 0
+        num_rejected: i64 = 0
+        num_stale: i64 = 0
+        for frame in batch.frames:
+            request = frame.request
+            num_sampled = frame.num_sampled
+            num_sampled_tokens += num_sampled
+            rejected: i64 = 0
+            if num_sampled:
+                rejected = frame.num_drafts + 1 - num_sampled
+                num_rejected += rejected
+            frame.num_rejected = rejected
+            frame.num_trimmed = 0
+            frame.num_delivered = 0
+            fate: i64 = FRESH
             counts = True
-            num_rejected += rejected
-            if request.num_preemptions != epoch or request.async_tokens_to_discard or request.status == FINISHED:
-                fate = fates[len(delivered)] = self._fate(request, num_tokens, num_sampled, epoch)
+            if request.num_preemptions != frame.epoch or request.async_tokens_to_discard or request.status == FINISHED:
+                fate = self._fate(request, frame.num_tokens, num_sampled, frame.epoch)
                 counts = fate == FRESH or stale_output.frames_count
+                num_stale += fate != FRESH
             else:
-                request.num_in_flight_tokens -= num_tokens
+                request.num_in_flight_tokens -= frame.num_tokens
+            frame.fate = fate
             if fate == STALE_DROPPED or fate == UNKNOWN:
-                delivered.append(0)
                 continue
             if rejected and counts:
                 if request.num_computed_tokens > 0:
@@ -352,7 +365,6 @@ class Scheduler:
                 if undo_frees and fate == FRESH:
                     self._trim(request, rejected)
             if num_sampled == 0 or fate == DISCARDED:
-                delivered.append(0)
                 continue
             left = request.num_output_limit - request.num_output_tokens
             if left > max_model_len - request.num_tokens:
@@ -360,8 +372,8 @@ class Scheduler:
             kept = num_sampled
             if kept > left:
                 kept = max(left, 1)
-                trimmed[len(delivered)] = num_sampled - kept
-            delivered.append(kept)
+                frame.num_trimmed = num_sampled - kept
+            frame.num_delivered = kept
             num_delivered += kept
             request.num_tokens += kept
             request.num_output_tokens += kept
@@ -376,12 +388,14 @@ class Scheduler:
             if kept >= left:
                 result.finished.append(request)
                 if request.status == RUNNING:
-                    stopped_running += 1
+                    stopped_running = True
                 else:
                     self.waiting.remove(request)
                 self._finish(request)
+        result.num_sampled_tokens = num_sampled_tokens
         result.num_delivered_tokens = num_delivered
         result.num_rejected_tokens = num_rejected
+        result.num_stale_frames = num_stale
         if stopped_running:
             self.running = [request for request in self.running if request.status == RUNNING]
         if self._draft_length is not None:
@@ -407,10 +421,15 @@ class Scheduler:
 
     def _propose(self, batch: Batch) -> None:
         """Without async scheduling the drafts for the next frame are known only now."""
-        proposed = batch.proposed or [batch.num_spec_tokens] * len(batch.requests)
-        for request, samples, num_drafts in zip(batch.requests, batch.samples, proposed, strict=True):
-            if samples and request.status != FINISHED:
+        proposed = batch.proposed or [batch.num_spec_tokens] * len(batch.frames)
+        for frame, num_drafts in zip(batch.frames, proposed):
+            request = frame.request
+            if frame.samples and request.status != FINISHED:
                 request.num_drafts = 0 if request.is_prefill_chunk else num_drafts
+
+    def recycle(self, batch: Batch) -> None:
+        """Nobody looks any more at a batch that has been taken back: its frames may be used again."""
+        self._spare_frames.extend(batch.frames)
 
     def _finish(self, request: Request) -> None:
         if self._rules.cache_at_finish and request.status == RUNNING:
@@ -453,12 +472,3 @@ class Scheduler:
 
 def _priority_and_arrival(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
-
-
-def _check_sampled(batch: Batch, sampled: list[int]) -> None:
-    if len(sampled) != len(batch.requests):
-        raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(batch.requests)} frames")
-    # A frame that samples has 1 to drafts + 1 tokens, a chunk none.
-    for num_drafts, samples, num_sampled in zip(batch.drafts, batch.samples, sampled):
-        if (num_sampled < 1 or num_sampled > num_drafts + 1) if samples else num_sampled != 0:
-            raise ValueError(f"{num_sampled} sampled tokens for a frame with {num_drafts} drafts")

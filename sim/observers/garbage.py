@@ -126,12 +126,12 @@ class Garbage:
             self._leave(now, request)
         stays, accounts = self._stays, self._ledger.accounts
         count = self._count
-        for number in range(batch.num_running_frames, len(batch.requests)):
-            index = batch.requests[number].index
+        for frame in batch.frames[batch.num_running_frames :]:
+            index = frame.request.index
             room_ns = self._room_ns.setdefault(index, [0, 0, 0])
-            stays[index] = _Stay(now, batch.epochs[number], accounts[index].content_valid, room_ns)
-        for request in batch.requests:
-            index = request.index
+            stays[index] = _Stay(now, frame.epoch, accounts[index].content_valid, room_ns)
+        for frame in batch.frames:
+            index = frame.request.index
             stay, account = stays[index], accounts[index]
             if stay.drafts != account.drafts or stay.blocks != account.blocks:
                 self._room(now, stay)
@@ -147,18 +147,17 @@ class Garbage:
         count = self._count
         ages: dict[int, int] = {}
         """Slots written over, by when they were written."""
-        for request, num_tokens, num_drafts, accepted, epoch, samples in zip(
-            batch.requests, batch.tokens, batch.drafts, batch.accepted, batch.epochs, batch.samples, strict=True
-        ):
-            stay = stays.get(request.index)
-            if stay is None or stay.epoch != epoch:
+        for frame in batch.frames:
+            index = frame.request.index
+            stay = stays.get(index)
+            if stay is None or stay.epoch != frame.epoch:
                 continue
             first = stay.valid
-            end = first + num_tokens
-            account = accounts[request.index]
+            end = first + frame.num_tokens
+            account = accounts[index]
             valid, written = account.content_valid, account.content_written
-            if num_drafts and samples:
-                number = num_drafts - accepted
+            if frame.num_drafts and frame.samples:
+                number = frame.num_drafts - frame.num_accepted
                 rejected[number] = rejected.get(number, 0) + 1
                 if number and (end - 1) // size > (valid - 1) // size:
                     self._crossings += 1
@@ -196,8 +195,8 @@ class Garbage:
         if returned.block_operations:
             self._shrink(now, returned.block_operations)
         stays, accounts, count = self._stays, self._ledger.accounts, self._count
-        for request in returned.batch.requests:
-            index = request.index
+        for frame in returned.batch.frames:
+            index = frame.request.index
             stay = stays.get(index)
             if stay is None:
                 continue

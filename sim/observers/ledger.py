@@ -266,10 +266,10 @@ class Ledger:
             self._close(request)
         accounts = self.accounts
         account_of = self._account_of
-        first_admitted = batch.num_running_frames
-        for number in range(first_admitted, len(batch.requests)):
-            request = batch.requests[number]
-            hit = batch.computed[number]
+        frames = batch.frames
+        for number in range(batch.num_running_frames, len(frames)):
+            request = frames[number].request
+            hit = frames[number].num_computed_tokens
             account = Account(hit)
             accounts[request.index] = account
             account_of[request] = account
@@ -278,29 +278,31 @@ class Ledger:
         if batch.block_operations:
             self._grow_and_shrink(batch.block_operations)
             self._count_blocks(batch.held_blocks, batch.cached_blocks, batch.extra_refs)
-        if not batch.requests:
+        if not frames:
             return
-        owners = [account_of[request] for request in batch.requests]
+        owners = [account_of[frame.request] for frame in frames]
         self._frames[batch.number] = (now, owners)
-        lookahead = batch.lookahead
-        longest = batch.max_model_len
+        lookahead: i64 = batch.lookahead
+        longest: i64 = batch.max_model_len
         lossy = self._lossy
         garbage_delta: i64 = 0
         lookahead_delta: i64 = 0
-        reserved_ends = batch.reserved or [0] * len(owners)
-        for account, num_tokens, num_drafts, computed, given in zip(
-            owners, batch.tokens, batch.drafts, batch.computed, reserved_ends
-        ):
+        given = batch.reserved
+        for number, (account, frame) in enumerate(zip(owners, frames)):
+            num_tokens = frame.num_tokens
+            computed = frame.num_computed_tokens
             end = computed + num_tokens
             if lossy and computed != account.computed:  # See `sim.policies.stale_output`.
                 self._certain += computed - account.computed
                 account.short = account.short or (0, 0)
             account.computed = end
             account.in_flight += num_tokens
-            account.drafts += num_drafts
+            account.drafts += frame.num_drafts
             if lossy and account.short is not None:
                 self._recount(account)
-            reserved = given or end + lookahead
+            reserved = end + lookahead
+            if given:
+                reserved = given[number]
             if reserved > longest:
                 reserved = longest
             account.reserved = reserved
@@ -327,16 +329,15 @@ class Ledger:
         lossy = self._lossy
         valid_delta: i64 = 0
         garbage_delta: i64 = 0
-        for account, num_tokens, num_drafts, accepted in zip(
-            self._frames[batch.number][1], batch.tokens, batch.drafts, batch.accepted
-        ):
+        for account, frame in zip(self._frames[batch.number][1], batch.frames):
+            num_tokens = frame.num_tokens
             if account.closed:
                 self.stale_write_slots += num_tokens
                 continue
             old_valid = account.content_valid
             old_written = account.content_written
             end = old_valid + num_tokens
-            valid = end - num_drafts + accepted
+            valid = end - frame.num_drafts + frame.num_accepted
             written = end if end > old_written else old_written
             if lossy and written > account.capacity:  # Its counters may be wrong; see `_recount`.
                 written = account.capacity
@@ -357,24 +358,25 @@ class Ledger:
         held_ns = now - scheduled_at
         garbage_delta: i64 = 0
         lookahead_delta: i64 = 0
-        rejected_total = 0
-        tokens_total, drafts_total = batch.total_tokens, batch.num_draft_tokens
-        for account, num_tokens, num_drafts, rejected, fate in zip(
-            owners, batch.tokens, batch.drafts, returned.rejected, returned.fates
-        ):
+        rejected_total: i64 = 0
+        tokens_total: i64 = batch.total_tokens
+        drafts_total: i64 = batch.num_draft_tokens
+        for account, frame in zip(owners, batch.frames):
+            num_tokens = frame.num_tokens
             if account.closed:
                 tokens_total -= num_tokens
-                drafts_total -= num_drafts
+                drafts_total -= frame.num_drafts
                 continue
             in_flight = account.in_flight
             computed = account.computed
             end = computed - in_flight + num_tokens
             account.in_flight = in_flight - num_tokens
-            account.drafts -= num_drafts
+            account.drafts -= frame.num_drafts
             written = account.written
             if end > written:
                 account.written = written = end
-            if rejected and (fate == FRESH or fate == DISCARDED):
+            rejected = frame.num_rejected
+            if rejected and (frame.fate == FRESH or frame.fate == DISCARDED):
                 computed -= rejected
                 account.computed = computed
                 rejected_total += rejected

@@ -229,39 +229,44 @@ class Metrics:
     def scheduled(self, now: int, batch: Batch) -> None:
         """Note preemptions, admissions and where chunks end."""
         live = self._live
-        requests = batch.requests
+        frames = batch.frames
         if batch.preempted:
             self.num_preemptions += len(batch.preempted)
             for request in batch.preempted:
                 _end_stay(live[request])
         first_admitted = batch.num_running_frames
-        for number in range(first_admitted, len(requests)):
-            facts = live[requests[number]]
-            facts.stay_hit = batch.computed[number]
+        for number in range(first_admitted, len(frames)):
+            frame = frames[number]
+            facts = live[frame.request]
+            facts.stay_hit = frame.num_computed_tokens
             if not batch.resumed[number - first_admitted]:
                 facts.first_scheduled_ns = now
-                facts.prefix_hit_tokens = batch.computed[number]
-        if not all(batch.samples):
-            for number, samples in enumerate(batch.samples):
-                if not samples:
-                    live[requests[number]].chunk_end = batch.computed[number] + batch.tokens[number]
+                facts.prefix_hit_tokens = frame.num_computed_tokens
+        for frame in frames:
+            if not frame.samples:
+                live[frame.request].chunk_end = frame.num_computed_tokens + frame.num_tokens
 
     def updated(self, now: int, returned: Returned) -> None:
         """Count what came back. The loop runs for every frame of the run."""
         batch = returned.batch
-        sampled_column = returned.sampled
-        drafts = batch.drafts
+        frames = batch.frames
+        counts = self._sampled
         live = self._live
         gap_of_many: i64 = -1
-        many = 0
-        for request, num_drafts, num_sampled, kept, fate in zip(
-            batch.requests, drafts, sampled_column, returned.delivered, returned.fates
-        ):
-            if not kept:
-                if fate and num_sampled:
-                    self._count_waste(request, num_drafts, num_sampled, fate)
+        many: i64 = 0
+        verified = batch.num_draft_tokens > 0
+        for frame in frames:
+            num_drafts = frame.num_drafts
+            num_sampled = frame.num_sampled
+            if verified:
+                while num_sampled >= len(counts):
+                    counts.append(0)
+                counts[num_sampled] += 1
+            if not frame.num_delivered:
+                if frame.fate and num_sampled:
+                    self._count_waste(frame.request, num_drafts, num_sampled, frame.fate)
                 continue
-            facts = live[request]
+            facts = live[frame.request]
             deliveries = facts.num_deliveries
             facts.num_deliveries = deliveries + 1
             if num_drafts:
@@ -285,26 +290,21 @@ class Metrics:
             self._itl.add(gap_of_many, many)
         num_draft_tokens = batch.num_draft_tokens
         self.num_steps += 1
-        self.num_request_steps += len(drafts)
+        self.num_request_steps += len(frames)
         self.num_delivered_tokens += returned.num_delivered_tokens
         if num_draft_tokens:
             self.num_drafts += batch.num_drafting_frames
             self.num_draft_tokens += num_draft_tokens
             self.num_accepted_tokens += num_draft_tokens - returned.num_rejected_tokens
-            sampled = self._sampled
-            for num_sampled in sampled_column:
-                while num_sampled >= len(sampled):
-                    sampled.append(0)
-                sampled[num_sampled] = sampled[num_sampled] + 1
-        if any(returned.fates):
-            for kept, fate in zip(returned.delivered, returned.fates, strict=True):
-                if fate == STALE_DELIVERED:
-                    self.num_stale_tokens_delivered += kept
+        if returned.num_stale_frames:
+            for frame in frames:
+                if frame.fate == STALE_DELIVERED:
+                    self.num_stale_tokens_delivered += frame.num_delivered
         if returned.finished:
-            for request, trimmed in zip(batch.requests, returned.trimmed):
-                if trimmed:
-                    live[request].num_trimmed_tokens += trimmed
-                    self.num_trimmed_tokens += trimmed
+            for frame in frames:
+                if frame.num_trimmed:
+                    live[frame.request].num_trimmed_tokens += frame.num_trimmed
+                    self.num_trimmed_tokens += frame.num_trimmed
             for request in returned.finished:
                 self._finish(now, live.pop(request))
 

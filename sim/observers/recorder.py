@@ -254,13 +254,13 @@ class Recorder:
         row = self._under_way.get(batch.number)
         if row is not None:
             valid, garbage, blank, *_ = self._ledger.content()
-            row += (now, sum(batch.accepted), valid, garbage, blank)
+            row += (now, batch.num_accepted_tokens, valid, garbage, blank)
 
     def updated(self, now: int, returned: Returned) -> None:
         """It has been taken back: its row is complete. Raises OSError."""
         row = self._under_way.pop(returned.batch.number, None)
         if row is not None:
-            row += (now, sum(returned.sampled), returned.num_delivered_tokens, self._ledger.garbage)
+            row += (now, returned.num_sampled_tokens, returned.num_delivered_tokens, self._ledger.garbage)
             assert self._steps is not None
             self._steps.add(row)
 
@@ -345,14 +345,14 @@ class Windows:
         """The device has ended it."""
         self._pass_time(now)
         self._ledger_now = now
-        self._under_way[batch.number].append(sum(batch.accepted))
+        self._under_way[batch.number].append(batch.num_accepted_tokens)
 
     def updated(self, now: int, returned: Returned) -> None:
         """It has been taken back, and counts."""
         self._pass_time(now)
         self._ledger_now = now
         row = self._under_way.pop(returned.batch.number)
-        row += (sum(returned.sampled), returned.num_delivered_tokens)
+        row += (returned.num_sampled_tokens, returned.num_delivered_tokens)
         sums = self._sums
         for number, value in enumerate(row):
             sums[number] += value
@@ -436,14 +436,13 @@ class Windows:
 def _counts(batch: Batch, num_preempted: int) -> list[int]:
     """What a schedule that launches a step says of it, by `_COUNTS`."""
     num_drafts = batch.num_draft_tokens
-    num_frames = len(batch.requests)
+    num_frames = len(batch.frames)
     num_prefills = 0
     prefill_tokens = 0
-    if batch.total_tokens - num_drafts != num_frames or not all(batch.samples):
-        for num_tokens, drafts, samples in zip(batch.tokens, batch.drafts, batch.samples):
-            if not samples or num_tokens != 1 + drafts:
-                num_prefills += 1
-                prefill_tokens += num_tokens
+    for frame in batch.frames:
+        if not frame.samples or frame.num_tokens != 1 + frame.num_drafts:
+            num_prefills += 1
+            prefill_tokens += frame.num_tokens
     num_resumed = sum(batch.resumed)
     return [
         num_frames,
