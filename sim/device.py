@@ -8,7 +8,7 @@ and models; no clock and no scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from sim.core.crash import EngineCrash
 from sim.core.request import RUNNING, Request
@@ -151,9 +151,6 @@ class Device:
     def launch(self, batch: Batch, now: int) -> tuple[StepShape, StepCost]:
         """Settle a batch's accepted drafts and its cost; the requests' true positions move on."""
         shape = StepShape()
-        num_running = batch.num_running_frames
-        decode_reqs: i64 = 0
-        decode_tokens: i64 = 0
         decode_kv: i64 = 0
         longest: i64 = 0
         verify_pairs: i64 = 0
@@ -163,28 +160,33 @@ class Device:
         longest_prefill: i64 = 0
         pairs: i64 = 0
         sampled_rows: i64 = 0
-        sampling: i64 = 0
+        """Of frames that prefill and sample."""
         num_accepted: i64 = 0
-        number: i64 = 0
-        for frame in batch.frames:
-            request = cast("SimulatedRequest", frame.request)
+        frames = batch.frames
+        for frame in frames[batch.num_running_frames :]:
+            request = frame.request
+            assert isinstance(request, SimulatedRequest)
+            request.device_position = frame.num_computed_tokens
+        for frame in frames:
+            request = frame.request
+            assert isinstance(request, SimulatedRequest)
             num_tokens = frame.num_tokens
             num_drafts = frame.num_drafts
             samples = frame.samples
-            position = request.device_position if number < num_running else frame.num_computed_tokens
-            number += 1
+            position = request.device_position
             end = position + num_tokens
-            if samples:
-                sampling += 1
-                sampled_rows += 1 + num_drafts
             if samples and num_tokens == 1 + num_drafts:
-                decode_reqs += 1
-                decode_tokens += num_tokens
                 decode_kv += end
                 verify_pairs += num_tokens * end
                 if end > longest:
                     longest = end
             else:
+                if samples:
+                    sampled_rows += 1 + num_drafts
+                    if num_drafts and num_drafts >= num_tokens:
+                        raise EngineCrash(
+                            f"request {request.id}: a frame of {num_tokens} tokens with {num_drafts} drafts"
+                        )
                 prefills += 1
                 prefill_tokens += num_tokens
                 prefill_kv += end
@@ -192,8 +194,6 @@ class Device:
                 if end > longest_prefill:
                     longest_prefill = end
             if num_drafts and samples:
-                if num_drafts >= num_tokens:
-                    raise EngineCrash(f"request {request.id}: a frame of {num_tokens} tokens with {num_drafts} drafts")
                 output = end - num_drafts - request.num_prompt_tokens
                 runs = request.runs
                 if output >= len(runs):
@@ -212,10 +212,12 @@ class Device:
                 frame.num_sampled = 1 if samples else 0
             request.device_position = end
         batch.num_accepted_tokens = num_accepted
+        number = len(frames)
+        decode_tokens = batch.total_tokens - prefill_tokens
         shape.num_reqs = number
         shape.num_tokens = batch.total_tokens
-        shape.num_sampled_tokens = sampled_rows
-        shape.decode_reqs = decode_reqs
+        shape.num_sampled_tokens = decode_tokens + sampled_rows  # a decoding frame samples in all its rows
+        shape.decode_reqs = number - prefills
         shape.decode_tokens = decode_tokens
         shape.decode_kv_tokens = decode_kv
         shape.max_decode_kv_tokens = longest
@@ -225,7 +227,7 @@ class Device:
         shape.prefill_kv_tokens = prefill_kv
         shape.prefill_qk_pairs = pairs
         shape.num_prefills = prefills
-        shape.num_draft_reqs = sampling if self.speculates else 0
+        shape.num_draft_reqs = number - batch.num_chunk_frames if self.speculates else 0
         shape.num_spec_tokens = batch.num_spec_tokens if self.speculates else 0
         if self.tree is not None:
             shape.num_spec_tokens = self.tree.depth
@@ -270,7 +272,8 @@ class Device:
         assert self._drafts_at is not None
         proposed = batch.proposed
         for frame in batch.frames:
-            request = cast("SimulatedRequest", frame.request)
+            request = frame.request
+            assert isinstance(request, SimulatedRequest)
             found = False
             if frame.samples:
                 output = request.device_position + 1 - request.num_prompt_tokens

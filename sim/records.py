@@ -100,6 +100,7 @@ class Batch:
         "lookahead",
         "max_model_len",
         "num_accepted_tokens",
+        "num_chunk_frames",
         "num_draft_tokens",
         "num_drafting_frames",
         "num_running_frames",
@@ -122,6 +123,8 @@ class Batch:
         """Drafts of all frames."""
         self.num_drafting_frames = 0
         """Frames that have any."""
+        self.num_chunk_frames = 0
+        """Frames that do not sample."""
         self.num_spec_tokens = 0
         """Drafts that the step proposes for each of its requests' next frame."""
         self.lookahead = lookahead

@@ -220,11 +220,11 @@ _LOOKUP = "sim.core.kv_cache:KVCache.lookup"
 
 BROKEN = {
     "skips-too-late": Reading(_RUNNING, "computed + 2 - placeholders", "computed + 1 - placeholders", "skip rule"),
-    "chunks-not-capped": Reading(_RUNNING, "if num_tokens > threshold > 0:", "if False:", "long prefill, running"),
+    "chunks-not-capped": Reading(_RUNNING, "if num_tokens > most:", "if False:", "long prefill, running"),
     "no-lookahead": Reading(_RUNNING, "= settings.num_lookahead_tokens", "= 0", "lookahead slots"),
     "model-length": Reading(_RUNNING, "settings.max_model_len - 1", "settings.max_model_len", "the model's length"),
     "zero-tokens-stop": Reading(
-        _RUNNING, "index += 1\n            continue\n        while", "break\n        while", "nothing to do: skipped"
+        _RUNNING, "continue\n            cached_end", "break\n            cached_end", "nothing to do: skipped"
     ),
     "admits-after-preemption": Reading(
         "sim.core.scheduler:Scheduler.schedule", "if not batch.preempted:", "if True:", "no admission after preemption"
@@ -235,13 +235,14 @@ BROKEN = {
     "drafts-of-running": Reading(
         "sim.core.scheduler:Scheduler._advance", "[len(batch.frames)]", "[len(self.running)]", "K by batch size"
     ),
-    "no-rollback": Reading(_UPDATE, "request.num_computed_tokens -= rejected", "pass", "rejections roll back"),
+    "no-rollback": Reading(_UPDATE, "computed -= rejected\n", "pass\n", "rejections roll back"),
     "hashes-too-much": Reading(
-        _UPDATE, "certain = request.num_computed_tokens - request.num_output_placeholders",
-        "certain = request.num_tokens", "what is hashed when a batch returns",
+        _UPDATE, "certain = computed - placeholders", "certain = request.num_tokens",
+        "what is hashed when a batch returns",
     ),
     "trims-nothing-at-the-length": Reading(
-        _UPDATE, "if left > max_model_len - request.num_tokens:", "if False:", "the model's length ends a request"
+        "sim.core.scheduler:Scheduler.add", "min(request.end_tokens, self._settings.max_model_len)",
+        "request.end_tokens", "the model's length ends a request"
     ),
     "preempted-to-the-tail": Reading(
         "sim.core.scheduler:Scheduler._preempt", "self.waiting.put_back(request)", "self.waiting.add(request)",

@@ -493,7 +493,6 @@ def certain_beyond_the_confirmed(simulated: Simulated, returned: Returned) -> bo
     if request is None:
         return False
     request.num_tokens -= 5
-    request.num_output_tokens -= 5
     return True
 
 

@@ -47,6 +47,7 @@ def batch(*frames: tuple[Request, int, int, int, bool], admitted: tuple[bool, ..
     made.resumed = list(admitted)
     made.total_tokens = sum(made.tokens)
     made.num_draft_tokens = sum(made.drafts)
+    made.num_chunk_frames = made.samples.count(False)
     made.num_drafting_frames = len(made.drafts) - made.drafts.count(0)
     return made
 
@@ -67,7 +68,6 @@ def returned(
         frame.num_rejected = frame.num_drafts + 1 - frame.num_sampled if frame.num_drafts else 0
         frame.num_trimmed = frame.num_sampled - kept if fate in (FRESH, STALE_DELIVERED) else 0
         frame.request.num_tokens += kept
-        frame.request.num_output_tokens += kept
     made.num_stale_frames = sum(map(bool, made.fates))
     made.finished = list(finished)
     made.num_delivered_tokens = sum(made.delivered)

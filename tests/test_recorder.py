@@ -79,6 +79,7 @@ def make_batch(number: int, frames: list[tuple[int, int, bool]], resumed: tuple[
         batch.frames.append(a_frame(who, tokens, drafts, 0, samples))
     batch.total_tokens = sum(batch.tokens)
     batch.num_draft_tokens = sum(batch.drafts)
+    batch.num_chunk_frames = batch.samples.count(False)
     batch.resumed = list(resumed)
     batch.num_running_frames = len(frames) - len(resumed)
     batch.num_spec_tokens = 3

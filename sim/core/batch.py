@@ -32,7 +32,7 @@ class BatchBuilder:
         frame.num_tokens = num_tokens
         frame.num_drafts = num_drafts
         frame.num_computed_tokens = num_computed_tokens
-        frame.epoch = request.num_preemptions
+        frame.epoch = request.epoch
         self.batch.frames.append(frame)
         self.token_budget -= num_tokens
         self.input_budget -= num_tokens + self.draft_slots

@@ -157,24 +157,24 @@ class BlockPool:
             ValueError: a block is the null block or nobody refers to it; nothing has been changed.
         """
         refs = self.refs
-        for block in walk:
-            if block == 0 or refs[block] == 0:
-                raise ValueError(f"block {block} is released, but nobody refers to it")
         pages = self.cache.pages
-        num_held: i64 = 0
-        num_hashed: i64 = 0
-        for block in walk:
-            left = refs[block] - 1
-            refs[block] = left
-            if left:
-                num_held += 1
-            elif pages[block] is not None:
-                num_hashed += 1
-        free = walk if num_held == 0 else [block for block in walk if refs[block] == 0]
+        counts = [refs[block] for block in walk]
+        free = walk
+        if counts.count(1) != len(walk) or 0 in walk:
+            for block, count in zip(walk, counts, strict=True):
+                if block == 0 or count == 0:
+                    raise ValueError(f"block {block} is released, but nobody refers to it")
+            for block, count in zip(walk, counts, strict=True):
+                refs[block] = count - 1
+            free = [block for block, count in zip(walk, counts, strict=True) if count == 1]
+            self.extra_refs -= len(walk) - len(free)
+        else:
+            for block in walk:
+                refs[block] = 0
+        num_hashed = len(free) - [pages[block] for block in free].count(None)
         self.freeing(self, free, num_hashed)
         self.num_free += len(free)
         self.num_cached += num_hashed
-        self.extra_refs -= num_held
 
     def append(self, blocks: list[int]) -> None:
         """Put blocks at the tail of the free queue, in order. For freeing policies. The list is kept."""

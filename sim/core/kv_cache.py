@@ -28,6 +28,7 @@ class KVCache:
         "_num_drafts",
         "_reservation",
         "_tracks",
+        "always_extends",
         "block_size",
         "cache_outputs",
         "drop_last_hit_block",
@@ -68,6 +69,9 @@ class KVCache:
         self._reservation = reservation
         self._tracks = tracks_reservation or reservation is not None
         self._num_drafts = num_drafts
+        self.always_extends = self._tracks
+        """`extend` has to be asked for every frame. Else not for one that ends, with its lookahead, within `num_slots`
+        of its request, and before `cached_end`: there is nothing to take and nothing to commit."""
         self.watermark_blocks = int(watermark * pool.num_blocks)
         self.operations: list[BlockOperation] = []
 
@@ -109,7 +113,7 @@ class KVCache:
         tokens = request.num_tokens
         if end < tokens:
             tokens = end
-        if tokens // block_size > request.num_cached_blocks:
+        if tokens >= request.cached_end:
             self.commit(request, tokens)
         return True
 
@@ -150,7 +154,9 @@ class KVCache:
             pool.touch(hit)
             request.block_table.extend(hit)
             self.operations.append((HIT, request.index, hit))
+        request.num_slots = held * block_size
         request.num_cached_blocks = held
+        request.cached_end = (held + 1) * block_size
         request.num_reserved_tokens = slots
         if new:
             self._take(request, new)
@@ -163,6 +169,7 @@ class KVCache:
             self.operations.append((EVICTED, request.index, evicted))
         self.operations.append((TAKEN, request.index, taken))
         request.block_table.extend(taken)
+        request.num_slots += count * self.block_size
 
     def commit(self, request: Request, num_tokens: i64) -> None:
         """Full blocks up to num_tokens join the prefix cache, unless they hold output and that is not cached yet."""
@@ -180,6 +187,7 @@ class KVCache:
         before = request.block_table[first - 1] if first > 0 else 0
         self.pool.cache.insert(blocks, request.hashes(full), first, before)
         request.num_cached_blocks = full
+        request.cached_end = (full + 1) * self.block_size
         self.operations.append((HASHED, request.index, blocks))
 
     def trim(self, request: Request, num_tokens: int) -> None:
@@ -189,6 +197,7 @@ class KVCache:
         if walk:
             walk.reverse()
             del request.block_table[kept:]
+            request.num_slots = kept * self.block_size
             self.pool.release(walk)
             self.operations.append((FREED, request.index, walk))
 
@@ -200,6 +209,7 @@ class KVCache:
             self.pool.release(walk)
             self.operations.append((FREED, request.index, walk))
             request.block_table = []
+            request.num_slots = 0
         request.num_cached_blocks = 0
 
     def reset(self) -> bool:

@@ -49,22 +49,25 @@ class Request:
         "async_tokens_to_discard",
         "block_hashes",
         "block_table",
+        "cached_end",
         "content",
         "drop_stale_output",
+        "end_tokens",
+        "epoch",
         "id",
         "index",
         "is_prefill_chunk",
         "max_tokens",
+        "most_tokens",
         "num_cached_blocks",
         "num_computed_tokens",
         "num_drafts",
         "num_in_flight_tokens",
-        "num_output_limit",
         "num_output_placeholders",
-        "num_output_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_reserved_tokens",
+        "num_slots",
         "num_stale_output_tokens",
         "num_tokens",
         "priority",
@@ -92,12 +95,16 @@ class Request:
         self.content = content
         self.num_prompt_tokens: i64 = num_prompt_tokens
         self.max_tokens: i64 = max_tokens
-        self.num_output_limit: i64 = max_tokens if num_output_limit is None else min(max_tokens, num_output_limit)
-        """Outputs after which the request stops: max_tokens, or less where an end token comes first."""
+        self.most_tokens: i64 = num_prompt_tokens + max_tokens
+        """Prompt and max_tokens."""
+        self.end_tokens: i64 = num_prompt_tokens + min(
+            max_tokens, max_tokens if num_output_limit is None else num_output_limit
+        )
+        """Tokens with which the request stops: `most_tokens`, or less where an end token or the model's length comes
+        first."""
         self.status: i64 = WAITING
         self.num_tokens: i64 = num_prompt_tokens
         """Confirmed tokens: prompt and delivered output."""
-        self.num_output_tokens: i64 = 0
         self.num_computed_tokens: i64 = 0
         self.num_output_placeholders: i64 = 0
         self.num_drafts: i64 = 0
@@ -111,12 +118,23 @@ class Request:
         self.is_prefill_chunk = False
         """After its last schedule the request was still short of its confirmed tokens."""
         self.num_preemptions: i64 = 0
+        self.epoch: i64 = 0
+        """num_preemptions, and one more once it has ended: frames of an earlier epoch are stale."""
         self.block_table: list[int] = []
         self.block_hashes = BlockHashes()
         self.num_reserved_tokens: i64 = 0
         """End of the slots that were reserved last; kept where the reservation or the undoing wants to know."""
         self.num_cached_blocks: i64 = 0
         """Leading blocks of the table that have joined the prefix cache since admission."""
+        self.cached_end: i64 = 0
+        """Tokens with which the next block of the table is full and may join."""
+        self.num_slots: i64 = 0
+        """Of the blocks in the table."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Delivered output."""
+        return self.num_tokens - self.num_prompt_tokens
 
     def become(self, status: int) -> None:
         """Change the status.

@@ -32,6 +32,7 @@ class Scheduler:
         "_draft_lengths",
         "_draft_slots",
         "_num_schedules",
+        "_odd_frames",
         "_rules",
         "_settings",
         "_spare_frames",
@@ -80,6 +81,8 @@ class Scheduler:
         self.waiting: WaitingQueue = PriorityQueue() if settings.priority else FcfsQueue()
         self._num_schedules = 0
         self._spare_frames: list[Frame] = []
+        self._odd_frames: list[Frame] = []
+        """Of the latest update: those that are stale or were trimmed."""
         self._unreported_finish = False
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
@@ -98,6 +101,7 @@ class Scheduler:
         """
         if request.id in self.requests:
             raise ValueError(f"request id {request.id!r} is in use")
+        request.end_tokens = min(request.end_tokens, self._settings.max_model_len)
         self.requests[request.id] = request
         self.waiting.add(request)
 
@@ -116,6 +120,7 @@ class Scheduler:
         batch.num_running_frames = len(batch.frames)
         if not batch.preempted:
             self._schedule_waiting(builder, threshold, prefill_scheduled)
+        batch.total_tokens = self._token_budget - builder.token_budget
         self._advance(batch)
         self._unreported_finish = False
         pool = self.pool
@@ -130,59 +135,79 @@ class Scheduler:
         kv_cache = self.kv_cache
         frames = builder.batch.frames
         spare = self._spare_frames
+        always_extends = kv_cache.always_extends
         draft_slots: i64 = self._draft_slots
         negative_frames = self._rules.negative_frames
         lookahead: i64 = settings.num_lookahead_tokens
         longest: i64 = settings.max_model_len - 1
-        token_budget: i64 = builder.token_budget
-        input_budget: i64 = builder.input_budget
+        token_room: i64 = builder.token_budget
+        input_room: i64 = builder.input_budget - draft_slots
+        most: i64 = threshold if threshold > 0 else settings.max_model_len
         prefill_scheduled = False
-        index = 0
-        while index < len(running) and token_budget > 0 and input_budget > draft_slots:
-            request = running[index]
-            placeholders = request.num_output_placeholders
-            computed = request.num_computed_tokens
-            if placeholders > 0 and computed + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens:
-                index += 1  # What is in flight is sure to finish it.
-                continue
-            uncomputed = request.num_tokens + placeholders - computed
-            proposed = request.num_drafts
-            num_tokens = uncomputed + proposed
-            if num_tokens > threshold > 0:
-                num_tokens = threshold
-            if num_tokens > token_budget:
-                num_tokens = token_budget
-            if num_tokens > input_budget - draft_slots:
-                num_tokens = input_budget - draft_slots
-            if num_tokens > longest - computed:
-                num_tokens = longest - computed
-            if num_tokens <= 0 and not (num_tokens < 0 and negative_frames):
-                index += 1
-                continue
-            while not kv_cache.extend(request, num_tokens, lookahead):
-                builder.token_budget, builder.input_budget = token_budget, input_budget
-                index = self._make_room(builder, index)
-                token_budget, input_budget = builder.token_budget, builder.input_budget
-                if request.status != RUNNING:
-                    return prefill_scheduled
-            if request.is_prefill_chunk:
-                prefill_scheduled = True
-            num_drafts: i64 = 0
-            if proposed:
-                if num_tokens > uncomputed:
-                    num_drafts = min(num_tokens - uncomputed, proposed)
-                request.num_drafts = 0
-            frame = spare.pop() if spare else Frame(request)
-            frame.request = request
-            frame.num_tokens = num_tokens
-            frame.num_drafts = num_drafts
-            frame.num_computed_tokens = computed
-            frame.epoch = request.num_preemptions
-            frames.append(frame)
-            token_budget -= num_tokens
-            input_budget -= num_tokens + draft_slots
-            index += 1
-        builder.token_budget, builder.input_budget = token_budget, input_budget
+        first = 0
+        walks = True
+        while walks:  # Once, and again from behind a request that room was made for: the list has changed.
+            walks = False
+            for request in running[first:] if first > 0 else running:
+                if token_room <= 0 or input_room <= 0:
+                    break
+                placeholders = request.num_output_placeholders
+                computed = request.num_computed_tokens
+                if computed + 2 - placeholders >= request.most_tokens and placeholders > 0:
+                    continue  # What is in flight is sure to finish it.
+                confirmed = request.num_tokens
+                uncomputed = confirmed + placeholders - computed
+                proposed = request.num_drafts
+                num_tokens = uncomputed + proposed
+                if num_tokens > most:
+                    num_tokens = most
+                if num_tokens > token_room:
+                    num_tokens = token_room
+                if num_tokens > input_room:
+                    num_tokens = input_room
+                end = computed + num_tokens
+                if end > longest:
+                    end = longest
+                    num_tokens = end - computed
+                if num_tokens <= 0 and not (num_tokens < 0 and negative_frames):
+                    continue
+                cached_end = request.cached_end
+                if (
+                    always_extends
+                    or end + lookahead > request.num_slots
+                    or (confirmed >= cached_end and end >= cached_end)
+                ):
+                    while not kv_cache.extend(request, num_tokens, lookahead):
+                        if not walks:
+                            walks = True
+                            first = running.index(request)
+                        builder.token_budget, builder.input_budget = token_room, input_room + draft_slots
+                        first = self._make_room(builder, first)
+                        token_room, input_room = builder.token_budget, builder.input_budget - draft_slots
+                        if request.status != RUNNING:
+                            return prefill_scheduled
+                if request.is_prefill_chunk:
+                    prefill_scheduled = True
+                num_drafts: i64 = 0
+                if proposed:
+                    if num_tokens > uncomputed:
+                        num_drafts = num_tokens - uncomputed
+                        if num_drafts > proposed:
+                            num_drafts = proposed
+                    request.num_drafts = 0
+                frame = spare.pop() if spare else Frame(request)
+                frame.request = request
+                frame.num_tokens = num_tokens
+                frame.num_drafts = num_drafts
+                frame.num_computed_tokens = computed
+                frame.epoch = request.epoch
+                frames.append(frame)
+                token_room -= num_tokens
+                input_room -= num_tokens + draft_slots
+                if walks:
+                    first += 1
+                    break
+        builder.token_budget, builder.input_budget = token_room, input_room + draft_slots
         return prefill_scheduled
 
     def _make_room(self, builder: BatchBuilder, index: int) -> int:
@@ -274,32 +299,33 @@ class Scheduler:
             num_spec_tokens = self._draft_length.length(batch)
         batch.num_spec_tokens = num_spec_tokens
         promises = self._settings.async_scheduling
-        total: i64 = 0
         total_drafts: i64 = 0
-        drafting: i64 = 0
+        plain: i64 = 0
+        chunks: i64 = 0
         for frame in batch.frames:
             request = frame.request
             num_tokens = frame.num_tokens
             num_drafts = frame.num_drafts
-            total += num_tokens
             if num_drafts:
                 total_drafts += num_drafts
-                drafting += 1
+            else:
+                plain += 1
             computed = request.num_computed_tokens + num_tokens
             request.num_computed_tokens = computed
             request.num_in_flight_tokens += num_tokens
             if computed < request.num_tokens + request.num_output_placeholders:
                 request.is_prefill_chunk = True
                 frame.samples = False
+                chunks += 1
                 continue
             request.is_prefill_chunk = False
             frame.samples = True
             if promises:
                 request.num_output_placeholders += 1 + num_drafts
                 request.num_drafts = num_spec_tokens
-        batch.total_tokens = total
         batch.num_draft_tokens = total_drafts
-        batch.num_drafting_frames = drafting
+        batch.num_drafting_frames = len(batch.frames) - plain
+        batch.num_chunk_frames = chunks
         if not self._rules.reservation.exact:
             batch.reserved = [frame.request.num_reserved_tokens for frame in batch.frames]
 
@@ -310,6 +336,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_drafts = 0
         request.num_preemptions += 1
+        request.epoch += 1
         self.num_preemptions += 1
         self._rules.stale_output.preempted(request, by_reset)
         self.waiting.put_back(request)
@@ -327,63 +354,73 @@ class Scheduler:
         if self._rules.negative_frames and min(batch.tokens) < 0:
             raise EngineCrash(f"a batch with a frame of {min(batch.tokens)} tokens returned")
         is_async = self._settings.async_scheduling
-        max_model_len: i64 = self._settings.max_model_len
-        block_size: i64 = self._settings.block_size
         undo_frees = self._rules.undo.frees
+        may_discard = stale_output.frames_count
+        odd_frames = self._odd_frames
+        for frame in odd_frames:
+            frame.fate = FRESH
+            frame.num_trimmed = 0
+        odd_frames.clear()
         stopped_running = False
-        num_sampled_tokens: i64 = 0
-        num_delivered: i64 = 0
+        num_lost: i64 = 0
         num_rejected: i64 = 0
         num_stale: i64 = 0
         for frame in batch.frames:
             request = frame.request
             num_sampled = frame.num_sampled
-            num_sampled_tokens += num_sampled
             rejected: i64 = 0
             if num_sampled:
                 rejected = frame.num_drafts + 1 - num_sampled
                 num_rejected += rejected
             frame.num_rejected = rejected
-            frame.num_trimmed = 0
-            frame.num_delivered = 0
             fate: i64 = FRESH
             counts = True
-            if request.num_preemptions != frame.epoch or request.async_tokens_to_discard or request.status == FINISHED:
+            if request.epoch != frame.epoch or (may_discard and request.async_tokens_to_discard):
                 fate = self._fate(request, frame.num_tokens, num_sampled, frame.epoch)
-                counts = fate == FRESH or stale_output.frames_count
-                num_stale += fate != FRESH
+                if fate != FRESH:
+                    counts = may_discard
+                    num_stale += 1
+                    frame.fate = fate
+                    odd_frames.append(frame)
+                    if fate == STALE_DROPPED or fate == UNKNOWN:
+                        frame.num_delivered = 0
+                        num_lost += num_sampled
+                        continue
             else:
                 request.num_in_flight_tokens -= frame.num_tokens
-            frame.fate = fate
-            if fate == STALE_DROPPED or fate == UNKNOWN:
-                continue
+            computed = request.num_computed_tokens
+            placeholders = request.num_output_placeholders
             if rejected and counts:
-                if request.num_computed_tokens > 0:
-                    request.num_computed_tokens -= rejected
-                if request.num_output_placeholders > 0:
-                    request.num_output_placeholders -= rejected
+                if computed > 0:
+                    computed -= rejected
+                    request.num_computed_tokens = computed
+                if placeholders > 0:
+                    placeholders -= rejected
+                    request.num_output_placeholders = placeholders
                 if undo_frees and fate == FRESH:
                     self._trim(request, rejected)
             if num_sampled == 0 or fate == DISCARDED:
+                frame.num_delivered = 0
+                num_lost += num_sampled
                 continue
-            left = request.num_output_limit - request.num_output_tokens
-            if left > max_model_len - request.num_tokens:
-                left = max_model_len - request.num_tokens
             kept = num_sampled
+            confirmed = request.num_tokens
+            left = request.end_tokens - confirmed
             if kept > left:
                 kept = max(left, 1)
                 frame.num_trimmed = num_sampled - kept
+                num_lost += num_sampled - kept
+                odd_frames.append(frame)
             frame.num_delivered = kept
-            num_delivered += kept
-            request.num_tokens += kept
-            request.num_output_tokens += kept
+            request.num_tokens = confirmed + kept
             if is_async:
                 if counts:
-                    request.num_output_placeholders -= kept
-                    if request.num_output_placeholders < 0:
+                    placeholders -= kept
+                    request.num_output_placeholders = placeholders
+                    if placeholders < 0:
                         raise EngineCrash(f"request {request.id}: num_output_placeholders fell below zero")
-                certain = request.num_computed_tokens - request.num_output_placeholders
-                if certain // block_size > request.num_cached_blocks and request.status == RUNNING:
+                certain = computed - placeholders
+                if certain >= request.cached_end and request.status == RUNNING:
                     self.kv_cache.commit(request, certain)
             if kept >= left:
                 result.finished.append(request)
@@ -392,8 +429,8 @@ class Scheduler:
                 else:
                     self.waiting.remove(request)
                 self._finish(request)
-        result.num_sampled_tokens = num_sampled_tokens
-        result.num_delivered_tokens = num_delivered
+        result.num_sampled_tokens = batch.num_accepted_tokens + len(batch.frames) - batch.num_chunk_frames
+        result.num_delivered_tokens = result.num_sampled_tokens - num_lost
         result.num_rejected_tokens = num_rejected
         result.num_stale_frames = num_stale
         if stopped_running:
@@ -436,6 +473,7 @@ class Scheduler:
             certain = request.num_computed_tokens - request.num_in_flight_tokens
             self.kv_cache.commit_all(request, min(certain, request.num_tokens - 1))
         request.become(FINISHED)
+        request.epoch += 1
         self.kv_cache.free(request)
         del self.requests[request.id]
         self._unreported_finish = True

@@ -56,6 +56,7 @@ class Account:
     __slots__ = (
         "blocks",
         "capacity",
+        "certain",
         "closed",
         "computed",
         "content_valid",
@@ -63,7 +64,6 @@ class Account:
         "drafts",
         "garbage",
         "hit",
-        "in_flight",
         "lookahead",
         "reserved",
         "short",
@@ -75,7 +75,8 @@ class Account:
         self.hit: i64 = computed
         self.closed = False
         """Its request was preempted, aborted or has ended: frames in flight are stale."""
-        self.in_flight: i64 = 0
+        self.certain: i64 = computed
+        """F: C less what is in flight."""
         self.drafts: i64 = 0
         """Of what is in flight: drafts."""
         self.blocks: i64 = 0
@@ -88,6 +89,11 @@ class Account:
         self.content_valid: i64 = computed
         self.content_written: i64 = computed
         self.short: tuple[int, int] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """I, in tokens."""
+        return self.computed - self.certain
 
 
 class Ledger:
@@ -287,33 +293,33 @@ class Ledger:
         lossy = self._lossy
         garbage_delta: i64 = 0
         lookahead_delta: i64 = 0
-        given = batch.reserved
-        for number, (account, frame) in enumerate(zip(owners, frames)):
-            num_tokens = frame.num_tokens
+        given = iter(batch.reserved) if batch.reserved else None
+        for account, frame in zip(owners, frames):
             computed = frame.num_computed_tokens
-            end = computed + num_tokens
+            end = computed + frame.num_tokens
             if lossy and computed != account.computed:  # See `sim.policies.stale_output`.
                 self._certain += computed - account.computed
+                account.certain += computed - account.computed
                 account.short = account.short or (0, 0)
             account.computed = end
-            account.in_flight += num_tokens
             account.drafts += frame.num_drafts
             if lossy and account.short is not None:
                 self._recount(account)
             reserved = end + lookahead
-            if given:
-                reserved = given[number]
+            if given is not None:
+                reserved = next(given)
             if reserved > longest:
                 reserved = longest
             account.reserved = reserved
             reach = account.written
+            garbage: i64 = 0
             if reach > end:
                 garbage = reach - end
             else:
-                garbage = 0
                 reach = end
-            if garbage != account.garbage:
-                garbage_delta += garbage - account.garbage
+            before = account.garbage
+            if garbage != before:
+                garbage_delta += garbage - before
                 account.garbage = garbage
             ahead = reserved - reach if reserved > reach else 0
             lookahead_delta += ahead - account.lookahead
@@ -327,27 +333,28 @@ class Ledger:
         """The step's rows are in memory, and its rejections are known to the device."""
         self._pass_time(now)
         lossy = self._lossy
-        valid_delta: i64 = 0
-        garbage_delta: i64 = 0
+        valid_delta: i64 = batch.total_tokens - batch.num_draft_tokens + batch.num_accepted_tokens
+        written_delta: i64 = 0
         for account, frame in zip(self._frames[batch.number][1], batch.frames):
             num_tokens = frame.num_tokens
             if account.closed:
                 self.stale_write_slots += num_tokens
+                valid_delta -= num_tokens - frame.num_drafts + frame.num_accepted
                 continue
-            old_valid = account.content_valid
-            old_written = account.content_written
-            end = old_valid + num_tokens
+            end = account.content_valid + num_tokens
             valid = end - frame.num_drafts + frame.num_accepted
-            written = end if end > old_written else old_written
-            if lossy and written > account.capacity:  # Its counters may be wrong; see `_recount`.
-                written = account.capacity
-                valid = min(valid, written)
+            written = account.content_written
+            if lossy and end > account.capacity:  # Its counters may be wrong; see `_recount`.
+                end = account.capacity
+                if valid > end:
+                    valid_delta -= valid - end
+                    valid = end
             account.content_valid = valid
-            account.content_written = written
-            valid_delta += valid - old_valid
-            garbage_delta += written - valid - old_written + old_valid
+            if end > written:
+                account.content_written = end
+                written_delta += end - written
         self._content_valid += valid_delta
-        self.content_garbage += garbage_delta
+        self.content_garbage += written_delta - valid_delta
 
     def updated(self, now: int, returned: Returned) -> None:
         """Frames are no longer in flight; rejections are rolled back; what ended leaves."""
@@ -358,7 +365,8 @@ class Ledger:
         held_ns = now - scheduled_at
         garbage_delta: i64 = 0
         lookahead_delta: i64 = 0
-        rejected_total: i64 = 0
+        all_fresh = returned.num_stale_frames == 0
+        rejected_total: i64 = returned.num_rejected_tokens
         tokens_total: i64 = batch.total_tokens
         drafts_total: i64 = batch.num_draft_tokens
         for account, frame in zip(owners, batch.frames):
@@ -366,38 +374,43 @@ class Ledger:
             if account.closed:
                 tokens_total -= num_tokens
                 drafts_total -= frame.num_drafts
+                rejected_total -= frame.num_rejected
                 continue
-            in_flight = account.in_flight
-            computed = account.computed
-            end = computed - in_flight + num_tokens
-            account.in_flight = in_flight - num_tokens
+            end = account.certain + num_tokens
             account.drafts -= frame.num_drafts
-            written = account.written
-            if end > written:
-                account.written = written = end
+            computed = account.computed
+            latest = end == computed  # No other frame is in flight.
+            reach = account.written
+            if end > reach:
+                account.written = reach = end
             rejected = frame.num_rejected
-            if rejected and (frame.fate == FRESH or frame.fate == DISCARDED):
-                computed -= rejected
-                account.computed = computed
-                rejected_total += rejected
+            if rejected:
+                if all_fresh or frame.fate == FRESH or frame.fate == DISCARDED:
+                    computed -= rejected
+                    account.computed = computed
+                    end -= rejected
+                else:
+                    rejected_total -= rejected
+            account.certain = end
             if lossy and account.short is not None:
                 self._recount(account)
-            if written > computed:
-                garbage = written - computed
-                reach = written
+            garbage: i64 = 0
+            if reach > computed:
+                garbage = reach - computed
             else:
-                garbage = 0
                 reach = computed
-            if garbage != account.garbage:
-                garbage_delta += garbage - account.garbage
+            before = account.garbage
+            if garbage != before:
+                garbage_delta += garbage - before
                 account.garbage = garbage
-            if in_flight == num_tokens:  # It was the only frame in flight, and so the latest.
+            ahead: i64 = 0
+            if latest:
                 account.reserved = 0
-                ahead = 0
-            else:
-                ahead = account.reserved - reach if account.reserved > reach else 0
-            if ahead != account.lookahead:
-                lookahead_delta += ahead - account.lookahead
+            elif account.reserved > reach:
+                ahead = account.reserved - reach
+            before = account.lookahead
+            if ahead != before:
+                lookahead_delta += ahead - before
                 account.lookahead = ahead
         self._certain += tokens_total - rejected_total
         self.garbage += garbage_delta
@@ -431,7 +444,7 @@ class Ledger:
             return
         del self._account_of[request]
         account.closed = True
-        self._certain -= account.computed - account.in_flight
+        self._certain -= account.certain
         self._rows -= account.in_flight - account.drafts
         self._drafts -= account.drafts
         if account.short is not None:

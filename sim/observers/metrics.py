@@ -242,7 +242,7 @@ class Metrics:
             if not batch.resumed[number - first_admitted]:
                 facts.first_scheduled_ns = now
                 facts.prefix_hit_tokens = frame.num_computed_tokens
-        for frame in frames:
+        for frame in frames if batch.num_chunk_frames else ():
             if not frame.samples:
                 live[frame.request].chunk_end = frame.num_computed_tokens + frame.num_tokens
 
@@ -255,12 +255,14 @@ class Metrics:
         gap_of_many: i64 = -1
         many: i64 = 0
         verified = batch.num_draft_tokens > 0
+        most: i64 = len(counts) - 1
         for frame in frames:
             num_drafts = frame.num_drafts
             num_sampled = frame.num_sampled
             if verified:
-                while num_sampled >= len(counts):
-                    counts.append(0)
+                if num_sampled > most:
+                    counts.extend([0] * (num_sampled - most))
+                    most = num_sampled
                 counts[num_sampled] += 1
             if not frame.num_delivered:
                 if frame.fate and num_sampled:

@@ -439,10 +439,11 @@ def _counts(batch: Batch, num_preempted: int) -> list[int]:
     num_frames = len(batch.frames)
     num_prefills = 0
     prefill_tokens = 0
-    for frame in batch.frames:
-        if not frame.samples or frame.num_tokens != 1 + frame.num_drafts:
-            num_prefills += 1
-            prefill_tokens += frame.num_tokens
+    if batch.num_chunk_frames or batch.total_tokens - num_drafts != num_frames:
+        for frame in batch.frames:
+            if not frame.samples or frame.num_tokens != 1 + frame.num_drafts:
+                num_prefills += 1
+                prefill_tokens += frame.num_tokens
     num_resumed = sum(batch.resumed)
     return [
         num_frames,
