@@ -14,7 +14,8 @@ from workloads.spec import Segment, output_stream
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-_ENDLESS: Final = 1 << 60
+_AHEAD: Final = 64
+"""Blocks of output that are named at once: all of them only go on, however long it will be."""
 
 
 class SegmentContent:
@@ -29,7 +30,9 @@ class SegmentContent:
         self._block_size = block_size
 
     def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
-        """See `sim.core.request.Content`. A tuple of integers has the same hash in every process.
+        """See `sim.core.request.Content`; there may be more of the output.
+
+        A tuple of integers has the same hash in every process.
 
         A block that only goes on with the stream that the one before ended with has the next number. Any other starts
         at a number of its own: a hash of the block before and of its stream and start where it is one piece, else of
@@ -37,6 +40,9 @@ class SegmentContent:
         """
         index = hashes.num_blocks
         until: i64 = count
+        if index * self._block_size > self._num_prompt_tokens:
+            hashes.go_on(max(until - index, _AHEAD))
+            return
         while index < until:
             going_on: i64 = self._going_on(index) if index > 0 else 0
             if going_on > until - index:
@@ -52,8 +58,6 @@ class SegmentContent:
         """How many blocks from this one on only go on, as far as is seen at a glance: one by one `_hash` says it."""
         size: i64 = self._block_size
         start = index * size
-        if start > self._num_prompt_tokens:
-            return _ENDLESS
         position: i64 = 0
         for _, _, count in self._segments:
             behind = position + count

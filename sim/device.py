@@ -110,6 +110,7 @@ class Device:
         "_by_rounds",
         "_drafts_at",
         "_first_row",
+        "_row_width",
         "_rows",
         "_rows_of",
         "acceptance",
@@ -144,8 +145,9 @@ class Device:
         self._drafts_at = drafts_at
         self._rows_of: Callable[[int, int, int], NDArray[np.int64]] | None = getattr(acceptance, "rows", None)
         """`BulkAcceptance.rows`, where the model has it."""
-        self._rows: NDArray[np.int64] | None = None
-        """First runs of `_BULK` requests from number `_first_row` on."""
+        self._rows: bytes | NDArray[np.int64] = b""
+        """First runs of `_BULK` requests from number `_first_row` on, `_row_width` of each."""
+        self._row_width = 0
         self._first_row = 0
 
     def launch(self, batch: Batch, now: int) -> tuple[StepShape, StepCost]:
@@ -292,12 +294,16 @@ class Device:
         ahead: int = max(request.max_tokens - first, 0) + _BEYOND
         count: int = max(output + 1 - first, min(ahead, _RUN_CHUNK))
         if first == 0 and self._rows_of is not None and count <= _RUN_CHUNK:
-            rows = self._rows
             row = request.index - self._first_row
-            if rows is None or not 0 <= row < _BULK or rows.shape[1] < count:
+            if not 0 <= row < _BULK or self._row_width < count:
                 row = request.index % _BULK
                 self._first_row = request.index - row
-                rows = self._rows = self._rows_of(self._first_row, _BULK, -(-count // _BEYOND) * _BEYOND)
-            runs.extend(rows[row, :count].tolist())
+                self._row_width = -(-count // _BEYOND) * _BEYOND
+                rows = self._rows_of(self._first_row, _BULK, self._row_width)
+                # A list is made of bytes in a fraction of what it takes from numbers of 64 bits.
+                self._rows = rows.astype("uint8").tobytes() if rows.max() < 256 else rows.ravel()
+            start = row * self._row_width
+            drawn = self._rows[start : start + count]
+            runs.extend(drawn if isinstance(drawn, bytes) else drawn.tolist())
             return
         runs.extend(self.acceptance.runs(request.index, first, count).tolist())

@@ -27,7 +27,7 @@ def test_a_fresh_queue_is_in_id_order_and_without_the_null_block() -> None:
     pool = a_pool(6)
     assert pool.free_queue() == [1, 2, 3, 4, 5]
     assert pool.num_free == 5
-    assert pool.refs == [1, 0, 0, 0, 0, 0]
+    assert pool.refs == [0, 0, 0, 0, 0, 0]
     assert pool.usage == 0.0
 
 
@@ -228,7 +228,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = range(1, pool.num_blocks)
         assert pool.free_queue() == self.queue
         assert pool.num_free == len(self.queue)
-        assert pool.refs == [1, *(self.refs.get(block, 0) for block in blocks)]
+        assert pool.refs == [0, *(self.refs.get(block, 0) for block in blocks)]
         assert pool.cache.hashes == [None, *(self.hashes.get(block) for block in blocks)]
         assert pool.usage == pytest.approx(len(self.refs) / (pool.num_blocks - 1))
 

@@ -39,7 +39,7 @@ def test_hashes_are_equal_where_the_tokens_are() -> None:
         while len(hashes) < num_tokens // size:
             content.extend_hashes(hashes, min(num_tokens // size, len(hashes) + rng.randint(1, 5)))
         spelled = tokens(index, prompt, num_tokens)
-        for number, block_hash in enumerate(hashes.numbers(len(hashes))):
+        for number, block_hash in enumerate(hashes.numbers(num_tokens // size)):
             held = tuple(spelled[: (number + 1) * size])
             met += (size, held) in hash_of
             assert hash_of.setdefault((size, held), block_hash) == block_hash

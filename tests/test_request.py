@@ -43,8 +43,8 @@ def test_a_new_request() -> None:
     assert (request.id, request.index, request.arrival, request.priority) == ("a", 0, 3, 2)
     assert request.status == WAITING
     assert (request.num_prompt_tokens, request.num_tokens, request.max_tokens) == (7, 7, 5)
-    assert request.num_output_limit == 5
-    counters = [name for name in ATTRIBUTES if name.startswith("num_") and name != "num_output_limit"]
+    assert (request.most_tokens, request.end_tokens) == (12, 12)
+    counters = [name for name in ATTRIBUTES if name.startswith("num_")]
     zero = [name for name in counters if name not in ("num_prompt_tokens", "num_tokens")]
     assert {name: getattr(request, name) for name in zero} == dict.fromkeys(zero, 0)
     assert request.block_table == []
@@ -54,7 +54,7 @@ def test_a_new_request() -> None:
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 5), (3, 3), (5, 5), (9, 5)])
 def test_an_end_token_comes_first_or_max_tokens_does(limit: int | None, expected: int) -> None:
-    assert a_request(num_output_limit=limit).num_output_limit == expected
+    assert a_request(num_output_limit=limit).end_tokens == 7 + expected
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 5), (7, 0), (-1, 5), (7, -2)])

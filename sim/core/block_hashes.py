@@ -18,7 +18,7 @@ BlockHash: TypeAlias = int
 class BlockHashes:
     """As a list of numbers, but for what it costs."""
 
-    __slots__ = ("_ends", "_shifts", "num_blocks")
+    __slots__ = ("_ends", "_last_start", "_shifts", "num_blocks")
 
     def __init__(self) -> None:
         self.num_blocks: i64 = 0
@@ -27,6 +27,8 @@ class BlockHashes:
         """By run: the number of the block behind it."""
         self._shifts: list[int] = []
         """By run: a block's hash less its number."""
+        self._last_start: i64 = 0
+        """Of the last run: the number of its first block."""
 
     def __len__(self) -> int:
         """`num_blocks`."""
@@ -52,6 +54,7 @@ class BlockHashes:
         if self._shifts and self._shifts[-1] == shift:
             self._ends[-1] = self.num_blocks
         else:
+            self._last_start = self.num_blocks - 1
             self._shifts.append(shift)
             self._ends.append(self.num_blocks)
 
@@ -62,6 +65,8 @@ class BlockHashes:
 
     def following(self, index: int) -> tuple[BlockHash, int]:
         """The hash of this block, and of how many blocks from it on the hashes are consecutive numbers."""
+        if index >= self._last_start:
+            return self._shifts[-1] + index, self.num_blocks - index
         run = self._run(index)
         return self._shifts[run] + index, self._ends[run] - index
 

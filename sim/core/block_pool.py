@@ -48,7 +48,6 @@ class BlockPool:
         self.cache = cache
         self.freeing = freeing
         self.refs: list[int] = [0] * num_blocks
-        self.refs[0] = 1
         self.num_free: i64 = num_blocks - 1
         self.num_cached: i64 = 0
         """Free blocks that have a hash."""
@@ -71,9 +70,14 @@ class BlockPool:
         """
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
-        taken = self._next(count)
-        while len(taken) < count:
-            taken = taken + self._next(count - len(taken))
+        behind = self._position + count
+        if behind < len(self._piece) and not self._touched:
+            taken = self._piece[self._position : behind]
+            self._position = behind
+        else:
+            taken = self._next(count)
+            while len(taken) < count:
+                taken = taken + self._next(count - len(taken))
         refs = self.refs
         pages = self.cache.pages
         num_hashed: i64 = 0
@@ -160,18 +164,19 @@ class BlockPool:
         pages = self.cache.pages
         counts = [refs[block] for block in walk]
         free = walk
-        if counts.count(1) != len(walk) or 0 in walk:
+        num_hashed: i64 = 0
+        if counts.count(1) != len(walk):
             for block, count in zip(walk, counts, strict=True):
-                if block == 0 or count == 0:
+                if count == 0:
                     raise ValueError(f"block {block} is released, but nobody refers to it")
             for block, count in zip(walk, counts, strict=True):
                 refs[block] = count - 1
             free = [block for block, count in zip(walk, counts, strict=True) if count == 1]
             self.extra_refs -= len(walk) - len(free)
-        else:
-            for block in walk:
-                refs[block] = 0
-        num_hashed = len(free) - [pages[block] for block in free].count(None)
+        for block in free:
+            refs[block] = 0
+            if pages[block] is not None:
+                num_hashed += 1
         self.freeing(self, free, num_hashed)
         self.num_free += len(free)
         self.num_cached += num_hashed

@@ -179,15 +179,19 @@ class KVCache:
 
     def commit_all(self, request: Request, num_tokens: i64) -> None:
         """Full blocks up to num_tokens join the prefix cache, whatever they hold."""
-        full = num_tokens // self.block_size
+        size = self.block_size
+        full = num_tokens // size
         first = request.num_cached_blocks
         if full <= first or not self.enable_prefix_caching:
             return
-        blocks = request.block_table[first:full]
-        before = request.block_table[first - 1] if first > 0 else 0
-        self.pool.cache.insert(blocks, request.hashes(full), first, before)
+        table = request.block_table
+        blocks = table[first:full]
+        hashes = request.block_hashes
+        if hashes.num_blocks < full:
+            request.content.extend_hashes(hashes, full)
+        self.pool.cache.insert(blocks, hashes, first, table[first - 1] if first > 0 else 0)
         request.num_cached_blocks = full
-        request.cached_end = (full + 1) * self.block_size
+        request.cached_end = (full + 1) * size
         self.operations.append((HASHED, request.index, blocks))
 
     def trim(self, request: Request, num_tokens: int) -> None:

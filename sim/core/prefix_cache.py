@@ -110,7 +110,10 @@ class PrefixCache:
         while first < total:
             block_hash, length = block_hashes.following(index + first)
             place = block_hash & (_SIZE - 1)
-            length = min(min(length, _SIZE - place), total - first)
+            if length > _SIZE - place:
+                length = _SIZE - place
+            if length > total - first:
+                length = total - first
             number = block_hash >> _BITS
             if page is None or page.number != number:
                 page = self._page(number)

@@ -34,7 +34,7 @@ class Content(Protocol):
     """What a request's tokens are, as far as the prefix cache has to know."""
 
     def extend_hashes(self, hashes: BlockHashes, count: int) -> None:
-        """Append hashes of full blocks, in order, until there are `count`.
+        """Append hashes of full blocks, in order, until there are `count` or more.
 
         Two blocks have the same hash if and only if they and all blocks before them hold the same tokens
         (up to collisions of a 64-bit hash).

@@ -34,6 +34,7 @@ _ACTIVATION_BYTES: Final = 2
 """Activations, and what an all-reduce sends, are 16-bit."""
 
 _MEMO_ROWS: Final = 65536
+_Known = tuple[int, float, float, float, float, float, float]
 """Row counts beyond a step's are rarely seen twice; they are not kept."""
 
 ATTENTION_KERNELS: Final = ("fa2", "fa3", "flashinfer")
@@ -267,6 +268,8 @@ class TimingModel:
         card, shape, params = self.card, self.shape, self.params
         forms = self._forms = self.calibration.for_card(card)
         self._sizes = list(self.captured)
+        self._by_tokens: dict[tuple[int, int], _Known] = {}
+        """`_without_attention` by tokens and sampled ones."""
         self._largest = self._sizes[-1] if self._sizes else 0
         self._kv_bytes = kv_dtype_bytes(self.kv_cache_dtype, self.dtype)
         self._layers = _LinearTimes(shape.linears(self.tp), forms, card, self.dtype, shape.experts(self.tp))
@@ -347,19 +350,14 @@ class TimingModel:
         tokens = step.num_tokens
         if tokens <= 0:
             return NO_COST
-        rows = self.padded(tokens)
         sampled = step.num_sampled_tokens
-        layers = self._layers.ns(tokens)
-        linear = min(layers, self._layers_one_row_ns)
-        arithmetic = layers - linear
-        if sampled:
-            head = self._head.ns(sampled)
-            linear += min(head, self._head_one_row_ns)
-            arithmetic += max(0.0, head - self._head_one_row_ns)
-        padding = max(0.0, self._layers.ns(rows) - layers) if rows != tokens else 0.0
+        known = self._by_tokens.get((tokens, sampled))
+        if known is None:
+            known = self._without_attention(tokens, sampled)
+            if len(self._by_tokens) < _MEMO_ROWS:
+                self._by_tokens[tokens, sampled] = known
+        rows, layers, linear, arithmetic, padding, reduce, overhead = known
         decode, prefill = self._attention.ns(step)
-        reduce = 0.0 if self._reduce is None else self._reduce.ns(rows)
-        overhead = self._overhead_ns + self._sampled_ns * sampled + self._small_ns_per_row * rows
         if tokens > self._largest:
             overhead += max(0.0, self._launch_ns - (layers + decode + prefill + reduce))
         drafting = 0.0
@@ -379,6 +377,21 @@ class TimingModel:
             round(self._move_ns_per_row * step.moved_rows),
             round(arithmetic),
         )
+
+    def _without_attention(self, tokens: int, sampled: int) -> _Known:
+        """What depends on no context: rows, layers, and the parts linear, arithmetic, padding, reduce and overhead."""
+        rows = self.padded(tokens)
+        layers = self._layers.ns(tokens)
+        linear = min(layers, self._layers_one_row_ns)
+        arithmetic = layers - linear
+        if sampled:
+            head = self._head.ns(sampled)
+            linear += min(head, self._head_one_row_ns)
+            arithmetic += max(0.0, head - self._head_one_row_ns)
+        padding = max(0.0, self._layers.ns(rows) - layers) if rows != tokens else 0.0
+        reduce = 0.0 if self._reduce is None else self._reduce.ns(rows)
+        overhead = self._overhead_ns + self._sampled_ns * sampled + self._small_ns_per_row * rows
+        return rows, layers, linear, arithmetic, padding, reduce, overhead
 
 
 def _small_ns_per_row(shape: ModelShape, card: Hardware, forms: Calibration, tp: int) -> float:

@@ -15,7 +15,7 @@ class Blocks:
     """All blocks of a pool, the null block included. Whoever has one hands it the operations of every record."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.refs = [1] + [0] * (num_blocks - 1)
+        self.refs = [0] * num_blocks
         self.hashed = [0] * num_blocks
         """1 for a block that has a hash."""
         self.num_held = 0

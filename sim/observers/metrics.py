@@ -263,7 +263,7 @@ class Metrics:
                 if num_sampled > most:
                     counts.extend([0] * (num_sampled - most))
                     most = num_sampled
-                counts[num_sampled] += 1
+                counts[num_sampled] = counts[num_sampled] + 1
             if not frame.num_delivered:
                 if frame.fate and num_sampled:
                     self._count_waste(frame.request, num_drafts, num_sampled, frame.fate)
