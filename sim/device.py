@@ -8,7 +8,7 @@ and models; no clock and no scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.core.crash import EngineCrash
 from sim.core.request import RUNNING, Request
@@ -143,9 +143,9 @@ class Device:
         """Rows of KV moved by compaction, in all."""
         self._by_rounds = pool is not None or tree is not None
         self._drafts_at = drafts_at
-        self._rows_of: Callable[[int, int, int], NDArray[np.int64]] | None = getattr(acceptance, "rows", None)
+        self._rows_of: Callable[[int, int, int], NDArray[np.integer[Any]]] | None = getattr(acceptance, "rows", None)
         """`BulkAcceptance.rows`, where the model has it."""
-        self._rows: bytes | NDArray[np.int64] = b""
+        self._rows: bytes | NDArray[np.integer[Any]] = b""
         """First runs of `_BULK` requests from number `_first_row` on, `_row_width` of each."""
         self._row_width = 0
         self._first_row = 0
@@ -301,7 +301,7 @@ class Device:
                 self._row_width = -(-count // _BEYOND) * _BEYOND
                 rows = self._rows_of(self._first_row, _BULK, self._row_width)
                 # A list is made of bytes in a fraction of what it takes from numbers of 64 bits.
-                self._rows = rows.astype("uint8").tobytes() if rows.max() < 256 else rows.ravel()
+                self._rows = rows.astype("uint8", copy=False).tobytes() if rows.max() < 256 else rows.ravel()
             start = row * self._row_width
             drawn = self._rows[start : start + count]
             runs.extend(drawn if isinstance(drawn, bytes) else drawn.tolist())

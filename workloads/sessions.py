@@ -20,7 +20,7 @@ CHUNK = 16_384
 """How many sessions are drawn at once; bounds the memory and changes no value."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not `frozen`, as `RequestSpec`
 class Opening:
     """The first request of a session, without its arrival. Fields as in `RequestSpec`."""
 

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +66,8 @@ class AcceptanceModel(Protocol):
 class BulkAcceptance(Protocol):
     """A model whose requests do not differ, so that many can be drawn at once."""
 
-    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.int64]:
-        """Row i is `runs(first_request + i, 0, count)`."""
+    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.integer[Any]]:
+        """Row i is `runs(first_request + i, 0, count)`, in whatever whole numbers are wide enough."""
         ...
 
 
@@ -81,20 +81,20 @@ class _Thresholds:
 
     def runs(self, request: int, first: int, count: int) -> NDArray[np.int64]:
         """See AcceptanceModel."""
-        return self._above(uniforms(self.seed, PURPOSE, request, first, count))
+        return self._above(uniforms(self.seed, PURPOSE, request, first, count)).astype(np.int64)
 
-    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.int64]:
+    def rows(self, first_request: int, requests: int, count: int) -> NDArray[np.integer[Any]]:
         """See BulkAcceptance."""
         return self._above(uniform_rows(self.seed, PURPOSE, first_request, requests, count))
 
-    def _above(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    def _above(self, draws: NDArray[np.float64]) -> NDArray[np.integer[Any]]:
         """Rates above each draw. They fall, so that one that is above no draw ends it; cheaper than to search."""
-        above = np.zeros(draws.shape, dtype=np.int64)
+        above: NDArray[np.integer[Any]] = np.zeros(draws.shape, np.uint8 if len(self._rates) < 256 else np.int64)
         for rate in self._rates:
             under = draws < rate
             if not under.any():
                 break
-            above += under
+            above += under.view(np.uint8)
         return above
 
     def unconditional_rates(self, k: int) -> list[float]:

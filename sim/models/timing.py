@@ -34,7 +34,7 @@ _ACTIVATION_BYTES: Final = 2
 """Activations, and what an all-reduce sends, are 16-bit."""
 
 _MEMO_ROWS: Final = 65536
-_Known = tuple[int, float, float, float, float, float, float]
+_Known = tuple[int, float, float, float, float, int, int, int, int]
 """Row counts beyond a step's are rarely seen twice; they are not kept."""
 
 ATTENTION_KERNELS: Final = ("fa2", "fa3", "flashinfer")
@@ -356,7 +356,7 @@ class TimingModel:
             known = self._without_attention(tokens, sampled)
             if len(self._by_tokens) < _MEMO_ROWS:
                 self._by_tokens[tokens, sampled] = known
-        rows, layers, linear, arithmetic, padding, reduce, overhead = known
+        rows, layers, reduce, overhead, so_far, linear_ns, padding_ns, reduce_ns, arithmetic_ns = known
         decode, prefill = self._attention.ns(step)
         if tokens > self._largest:
             overhead += max(0.0, self._launch_ns - (layers + decode + prefill + reduce))
@@ -364,22 +364,22 @@ class TimingModel:
         if self._drafting is not None:
             drafting = self._drafting.ns(step, rows, self.padded(step.num_draft_reqs))
         elif self.drafter is not None and step.num_draft_reqs and step.num_spec_tokens:
-            so_far = linear + arithmetic + padding + decode + prefill + reduce + overhead
-            drafting = self.params.ngram_share * so_far
+            drafting = self.params.ngram_share * (so_far + decode + prefill + reduce + overhead)
         return StepCost(
-            round(linear),
-            round(padding),
-            round(decode),
-            round(prefill),
-            round(reduce),
+            linear_ns,
+            padding_ns,
+            round(decode) if decode else 0,
+            round(prefill) if prefill else 0,
+            reduce_ns,
             round(overhead),
-            round(drafting),
-            round(self._move_ns_per_row * step.moved_rows),
-            round(arithmetic),
+            round(drafting) if drafting else 0,
+            round(self._move_ns_per_row * step.moved_rows) if step.moved_rows else 0,
+            arithmetic_ns,
         )
 
     def _without_attention(self, tokens: int, sampled: int) -> _Known:
-        """What depends on no context: rows, layers, and the parts linear, arithmetic, padding, reduce and overhead."""
+        """What depends on no context: the rows; the times of the layers, of all-reduce, of the overhead, and of linear
+        layers, arithmetic and padding together; and the parts that are settled by it, whole."""
         rows = self.padded(tokens)
         layers = self._layers.ns(tokens)
         linear = min(layers, self._layers_one_row_ns)
@@ -391,7 +391,9 @@ class TimingModel:
         padding = max(0.0, self._layers.ns(rows) - layers) if rows != tokens else 0.0
         reduce = 0.0 if self._reduce is None else self._reduce.ns(rows)
         overhead = self._overhead_ns + self._sampled_ns * sampled + self._small_ns_per_row * rows
-        return rows, layers, linear, arithmetic, padding, reduce, overhead
+        so_far = linear + arithmetic + padding
+        settled = round(linear), round(padding), round(reduce), round(arithmetic)
+        return rows, layers, reduce, overhead, so_far, *settled
 
 
 def _small_ns_per_row(shape: ModelShape, card: Hardware, forms: Calibration, tp: int) -> float:

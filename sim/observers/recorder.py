@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Sequence, Sized
-from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, Literal, Protocol
@@ -55,7 +54,6 @@ _COST_PARTS: Final = (
     "total",
 )
 _COSTS: Final = tuple(f"cost_{part}" for part in _COST_PARTS)
-_costs_of: Final = attrgetter(*_COST_PARTS)
 _COUNTS: Final = (
     "num_reqs",
     "num_prefill_reqs",
@@ -242,12 +240,14 @@ class Recorder:
         self._under_way[batch.number] = row
         self._num_preempted = 0
 
-    def step_started(self, now: int, batch: Batch, shape: object, cost: object) -> None:
-        """The device begins it, and it is known what it will cost: `cost` has the parts as attributes, in ns."""
+    def step_started(self, now: int, batch: Batch, shape: object, cost: Any) -> None:
+        """The device begins it, and it is known what it will cost: `cost` is a tuple of the parts but for the total, in
+        ns, which it has as an attribute."""
         row = self._under_way.get(batch.number)
         if row is not None:
             row.append(now)
-            row += _costs_of(cost)
+            row += cost
+            row.append(cost.total)
 
     def step_ended(self, now: int, batch: Batch) -> None:
         """The device has ended it."""
@@ -337,9 +337,11 @@ class Windows:
             self._under_way[batch.number] = _counts(batch, self._num_preempted)
             self._num_preempted = 0
 
-    def step_started(self, now: int, batch: Batch, shape: object, cost: object) -> None:
+    def step_started(self, now: int, batch: Batch, shape: object, cost: Any) -> None:
         """The device begins it, and it is known what it will cost."""
-        self._under_way[batch.number] += _costs_of(cost)
+        row = self._under_way[batch.number]
+        row += cost
+        row.append(cost.total)
 
     def step_ended(self, now: int, batch: Batch) -> None:
         """The device has ended it."""
