@@ -128,11 +128,15 @@ def bytecodes(run: Callable[[], object]) -> int:
         return on_instruction
 
     before = sys.gettrace()
+    collects = gc.isenabled()
+    gc.disable()  # what is left over from before has finalisers of its own
     sys.settrace(on_call)
     try:
         run()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count
 
 

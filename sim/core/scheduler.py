@@ -142,6 +142,7 @@ class Scheduler:
         longest: i64 = settings.max_model_len - 1
         token_room: i64 = builder.token_budget
         input_room: i64 = builder.input_budget - draft_slots
+        input_binds = draft_slots > 0 or builder.input_budget < builder.token_budget
         most: i64 = threshold if threshold > 0 else settings.max_model_len
         prefill_scheduled = False
         first = 0
@@ -149,7 +150,7 @@ class Scheduler:
         while walks:  # Once, and again from behind a request that room was made for: the list has changed.
             walks = False
             for request in running[first:] if first > 0 else running:
-                if token_room <= 0 or input_room <= 0:
+                if token_room <= 0 or (input_binds and input_room <= 0):
                     break
                 placeholders = request.num_output_placeholders
                 computed = request.num_computed_tokens
@@ -163,7 +164,7 @@ class Scheduler:
                     num_tokens = most
                 if num_tokens > token_room:
                     num_tokens = token_room
-                if num_tokens > input_room:
+                if input_binds and num_tokens > input_room:
                     num_tokens = input_room
                 end = computed + num_tokens
                 if end > longest:
@@ -181,7 +182,10 @@ class Scheduler:
                         if not walks:
                             walks = True
                             first = running.index(request)
-                        builder.token_budget, builder.input_budget = token_room, input_room + draft_slots
+                        builder.input_budget -= builder.token_budget - token_room
+                        builder.token_budget = token_room
+                        if input_binds:
+                            builder.input_budget = input_room + draft_slots
                         first = self._make_room(builder, first)
                         token_room, input_room = builder.token_budget, builder.input_budget - draft_slots
                         if request.status != RUNNING:
@@ -203,11 +207,15 @@ class Scheduler:
                 frame.epoch = request.epoch
                 frames.append(frame)
                 token_room -= num_tokens
-                input_room -= num_tokens + draft_slots
+                if input_binds:
+                    input_room -= num_tokens + draft_slots
                 if walks:
                     first += 1
                     break
-        builder.token_budget, builder.input_budget = token_room, input_room + draft_slots
+        builder.input_budget -= builder.token_budget - token_room
+        builder.token_budget = token_room
+        if input_binds:
+            builder.input_budget = input_room + draft_slots
         return prefill_scheduled
 
     def _make_room(self, builder: BatchBuilder, index: int) -> int:
@@ -399,7 +407,7 @@ class Scheduler:
                     request.num_output_placeholders = placeholders
                 if undo_frees and fate == FRESH:
                     self._trim(request, rejected)
-            if num_sampled == 0 or fate == DISCARDED:
+            if num_sampled == 0 or (fate != FRESH and fate == DISCARDED):
                 frame.num_delivered = 0
                 num_lost += num_sampled
                 continue
