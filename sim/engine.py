@@ -27,6 +27,7 @@ from workloads.spec import RequestSpec, Workload
 _FRUITLESS_PREEMPTIONS = 10_000
 """Preemptions in a row between which nothing is delivered, after which the engine counts as running in circles. Presets
 with a known loss get there: a request whose placeholders have drifted may preempt itself for ever."""
+_STEPS_A_TICK = 200
 _BARREN_EVENTS = 100
 """Recurring events after which requests that still cannot be scheduled count as stalled for good."""
 
@@ -114,6 +115,8 @@ class Engine:
         self._wake: simpy.Event | None = None
         self._work: simpy.Event | None = None
         self._queue: deque[tuple[Batch, simpy.Event]] = deque()
+        self._next_tick = 0
+        """Steps after which `tick` is called again."""
         self._preemptions_then = 0
         """Preemptions when something was last delivered."""
         self._expected = 0
@@ -129,7 +132,7 @@ class Engine:
         self._observers.append(observer)
 
     def run(self, tick: Callable[[int], bool] | None = None) -> None:
-        """Run to the end, or until `tick`, called every 200 steps with the time, says False.
+        """Run to the end, or until `tick`, called every 200 steps or so with the time, says False.
 
         Raises:
             RequestNeverFits: a request arrived that can never be served; what was recorded until then stands.
@@ -326,8 +329,10 @@ class Engine:
             self.stopped_by = "max_time_s"
         elif self._max_steps is not None and self.num_steps >= self._max_steps:
             self.stopped_by = "max_steps"
-        elif tick is not None and self.num_steps % 200 == 0 and not tick(self.now):
-            self.stopped_by = "interrupt"
+        elif tick is not None and self.num_steps >= self._next_tick:
+            self._next_tick = self.num_steps + _STEPS_A_TICK
+            if not tick(self.now):
+                self.stopped_by = "interrupt"
         return self.stopped_by is not None
 
     def _device_loop(self) -> Process:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Sequence, Sized
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, Literal, Protocol
@@ -603,6 +604,13 @@ def _numbers(column: NDArray[Any], kind: pa.DataType, valid: pa.Buffer | None = 
 
 def _column(values: Sequence[int | float | str | None], kind: pa.DataType) -> pa.Array:
     """A column of a request's table, with nulls for None."""
+    if kind != pa.string():
+        if values[0] is None and values.count(None) == len(values):
+            return pa.nulls(len(values), kind)
+        with suppress(TypeError):  # which integers raise for None; numbers with a point become no number
+            whole = np.array(values, np.int64 if kind == pa.int64() else np.float64)
+            if whole.dtype == np.int64 or not np.isnan(whole).any():
+                return _numbers(whole, kind)
     missing = np.fromiter((value is None for value in values), dtype=np.bool_, count=len(values))
     valid = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
     if kind == pa.string():
