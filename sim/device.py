@@ -164,6 +164,7 @@ class Device:
         sampled_rows: i64 = 0
         """Of frames that prefill and sample."""
         num_accepted: i64 = 0
+        by_rounds = self._by_rounds
         frames = batch.frames
         for frame in frames[batch.num_running_frames :]:
             request = frame.request
@@ -203,15 +204,16 @@ class Device:
                 accepted: i64 = runs[output]
                 if accepted > num_drafts:
                     accepted = num_drafts
-                if self._by_rounds:
+                if by_rounds:
                     accepted = self._accepted(request, output, accepted, shape)
-                frame.num_accepted = accepted
                 frame.num_sampled = accepted + 1
                 num_accepted += accepted
-                end -= num_drafts - accepted
+                rejected = num_drafts - accepted
+                frame.num_rejected = rejected
+                end -= rejected
             else:
-                frame.num_accepted = 0
                 frame.num_sampled = 1 if samples else 0
+                frame.num_rejected = 0
             request.device_position = end
         batch.num_accepted_tokens = num_accepted
         number = len(frames)

@@ -46,7 +46,6 @@ class Frame:
     __slots__ = (
         "epoch",
         "fate",
-        "num_accepted",
         "num_computed_tokens",
         "num_delivered",
         "num_drafts",
@@ -70,17 +69,21 @@ class Frame:
         """num_preemptions of the request at this schedule: the frame is stale once the request has more."""
         self.samples = False
         """Whether the frame yields tokens; otherwise it is a chunk of prefill or of a recomputation."""
-        self.num_accepted: i64 = 0
-        """Accepted drafts; settled when the device launches the batch."""
         self.num_sampled: i64 = 0
-        """Tokens that the device sampled: accepted drafts and one more, 0 for a chunk. Settled with them."""
+        """Tokens that the device sampled: accepted drafts and one more, 0 for a chunk. Settled when it launches."""
         self.num_rejected: i64 = 0
-        """Drafts that were not accepted; this and what follows is known once the batch has been taken back."""
+        """Drafts that were not accepted, settled with them."""
         self.num_delivered: i64 = 0
-        """Of the sampled tokens those that were added to the request."""
+        """Of the sampled tokens those that were added to the request: known, as what follows, once the batch has been
+        taken back."""
         self.num_trimmed: i64 = 0
         """Of them those beyond the end of the request."""
         self.fate: i64 = FRESH
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that were accepted."""
+        return self.num_sampled - 1 if self.samples else 0
 
 
 class Batch:
@@ -197,7 +200,7 @@ class Batch:
         self.num_accepted_tokens = 0
         for frame, num_sampled in zip(self.frames, sampled, strict=True):
             frame.num_sampled = num_sampled
-            frame.num_accepted = num_sampled - 1 if frame.samples else 0
+            frame.num_rejected = frame.num_drafts + 1 - num_sampled if frame.samples else 0
             self.num_accepted_tokens += frame.num_accepted
 
 

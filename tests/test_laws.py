@@ -525,7 +525,7 @@ def a_token_lost(simulated: Simulated, returned: Returned) -> bool:
 def more_accepted_than_drafted(simulated: Simulated, batch: Batch) -> bool:
     if not batch.samples[0]:
         return False
-    batch.frames[0].num_accepted = batch.drafts[0] + 1
+    batch.frames[0].num_sampled = batch.drafts[0] + 2
     return True
 
 

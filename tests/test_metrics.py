@@ -65,7 +65,6 @@ def returned(
     for frame, fate, kept in columns:
         frame.fate = fate
         frame.num_delivered = kept
-        frame.num_rejected = frame.num_drafts + 1 - frame.num_sampled if frame.num_drafts else 0
         frame.num_trimmed = frame.num_sampled - kept if fate in (FRESH, STALE_DELIVERED) else 0
         frame.request.num_tokens += kept
     made.num_stale_frames = sum(map(bool, made.fates))

@@ -371,16 +371,11 @@ class Scheduler:
         odd_frames.clear()
         stopped_running = False
         num_lost: i64 = 0
-        num_rejected: i64 = 0
         num_stale: i64 = 0
         for frame in batch.frames:
             request = frame.request
             num_sampled = frame.num_sampled
-            rejected: i64 = 0
-            if num_sampled:
-                rejected = frame.num_drafts + 1 - num_sampled
-                num_rejected += rejected
-            frame.num_rejected = rejected
+            rejected = frame.num_rejected
             fate: i64 = FRESH
             counts = True
             if request.epoch != frame.epoch or (may_discard and request.async_tokens_to_discard):
@@ -412,15 +407,18 @@ class Scheduler:
                 num_lost += num_sampled
                 continue
             kept = num_sampled
-            confirmed = request.num_tokens
-            left = request.end_tokens - confirmed
-            if kept > left:
-                kept = max(left, 1)
-                frame.num_trimmed = num_sampled - kept
-                num_lost += num_sampled - kept
-                odd_frames.append(frame)
+            confirmed = request.num_tokens + kept
+            ends = confirmed >= request.end_tokens
+            if ends:
+                trimmed = min(confirmed - request.end_tokens, kept - 1)
+                if trimmed:
+                    kept -= trimmed
+                    confirmed -= trimmed
+                    num_lost += trimmed
+                    frame.num_trimmed = trimmed
+                    odd_frames.append(frame)
             frame.num_delivered = kept
-            request.num_tokens = confirmed + kept
+            request.num_tokens = confirmed
             if is_async:
                 if counts:
                     placeholders -= kept
@@ -430,7 +428,7 @@ class Scheduler:
                 certain = computed - placeholders
                 if certain >= request.cached_end and request.status == RUNNING:
                     self.kv_cache.commit(request, certain)
-            if kept >= left:
+            if ends:
                 result.finished.append(request)
                 if request.status == RUNNING:
                     stopped_running = True
@@ -439,7 +437,7 @@ class Scheduler:
                 self._finish(request)
         result.num_sampled_tokens = batch.num_accepted_tokens + len(batch.frames) - batch.num_chunk_frames
         result.num_delivered_tokens = result.num_sampled_tokens - num_lost
-        result.num_rejected_tokens = num_rejected
+        result.num_rejected_tokens = batch.num_draft_tokens - batch.num_accepted_tokens
         result.num_stale_frames = num_stale
         if stopped_running:
             self.running = [request for request in self.running if request.status == RUNNING]
