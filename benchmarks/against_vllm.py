@@ -29,7 +29,7 @@ from sim.case_files import read_case
 from sim.compiled import CORE
 from sim.conform.compare import first_difference
 from sim.conform.live import Worker, find_python, preset_of
-from sim.core.block_hashes import BlockHashes
+from sim.core.block_hashes import BlockHashes, run_start
 from sim.policies.presets import PRESETS
 from sim.replay import ScriptedContent, _Replay
 
@@ -84,7 +84,7 @@ class Handed:
         """See `sim.core.request.Content`."""
         size = self._block_size
         for start in range(len(hashes) * size, count * size, size):
-            hashes.append(hash((hashes[-1] if hashes else 0, *self._tokens[start : start + size])))
+            hashes.append(run_start(hash((hashes[-1] if hashes else 0, *self._tokens[start : start + size]))))
 
 
 class HandedReplay(_Replay):

@@ -24,7 +24,7 @@ from gpu_backend.attention import RaggedBatch, paged_attention
 from gpu_backend.decoder import Decoder
 from gpu_backend.paged_cache import PagedCache
 from gpu_backend.positions import DevicePositions
-from sim.core.block_hashes import BlockHashes
+from sim.core.block_hashes import BlockHashes, run_start
 from sim.core.request import FINISHED, Request
 from sim.core.scheduler import Scheduler
 from sim.core.settings import Rules, Settings
@@ -106,7 +106,7 @@ class TokenContent:
             raise ValueError(f"{count} blocks of {size} asked for, {len(self.tokens)} tokens are known")
         while len(hashes) < count:
             start = len(hashes) * size
-            hashes.append(hash((hashes[-1] if hashes else 0, *self.tokens[start : start + size])))
+            hashes.append(run_start(hash((hashes[-1] if hashes else 0, *self.tokens[start : start + size]))))
 
 
 class KnowingDrafter:

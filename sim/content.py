@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.core.block_hashes import BlockHash, BlockHashes
+from sim.core.block_hashes import BlockHash, BlockHashes, run_start
 from workloads.spec import Segment, output_stream
 
 if TYPE_CHECKING:
@@ -70,15 +70,15 @@ class SegmentContent:
         """Of block `index`, behind one with the hash `parent`."""
         start = index * self._block_size
         if start == self._num_prompt_tokens:
-            return _own(hash((parent, self._output, 0)))
+            return run_start(hash((parent, self._output, 0)))
         if index == 0 and self._segments[0][2] >= self._block_size:
-            return _own(hash((0, self._segments[0][0], self._segments[0][1])))
+            return run_start(hash((0, self._segments[0][0], self._segments[0][1])))
         pieces = self.pieces(index)
         if len(pieces) > 3:
-            return _own(hash((parent, *pieces)))
+            return run_start(hash((parent, *pieces)))
         if index > 0 and self._goes_on(index, pieces):
             return parent + 1
-        return _own(hash((parent, pieces[0], pieces[1])))
+        return run_start(hash((parent, pieces[0], pieces[1])))
 
     def _goes_on(self, index: int, piece: list[int]) -> bool:
         """Whether block `index`, which is one piece, begins where the block before it ended."""
@@ -103,11 +103,6 @@ class SegmentContent:
         low = max(start, self._num_prompt_tokens)
         _join(flat, self._output, low - self._num_prompt_tokens, end - low)
         return flat
-
-
-def _own(number: int) -> BlockHash:
-    """A number that others can follow: it starts a page of the prefix cache, and is far from 64 bits' end."""
-    return (number >> 1) & -64
 
 
 def _join(flat: list[int], stream: int, start: int, count: int) -> None:

@@ -194,14 +194,17 @@ class Batch:
         """
         if len(sampled) != len(self.frames):
             raise ValueError(f"{len(sampled)} numbers of sampled tokens for {len(self.frames)} frames")
-        for frame, num_sampled in zip(self.frames, sampled, strict=True):
+        for frame, num_sampled in zip(self.frames, sampled):
             if (num_sampled < 1 or num_sampled > frame.num_drafts + 1) if frame.samples else num_sampled != 0:
                 raise ValueError(f"{num_sampled} sampled tokens for a frame with {frame.num_drafts} drafts")
-        self.num_accepted_tokens = 0
-        for frame, num_sampled in zip(self.frames, sampled, strict=True):
+        total: i64 = 0
+        for frame, num_sampled in zip(self.frames, sampled):
             frame.num_sampled = num_sampled
-            frame.num_rejected = frame.num_drafts + 1 - num_sampled if frame.samples else 0
-            self.num_accepted_tokens += frame.num_accepted
+            frame.num_rejected = 0
+            if frame.samples:
+                frame.num_rejected = frame.num_drafts + 1 - num_sampled
+                total += num_sampled - 1
+        self.num_accepted_tokens = total
 
 
 class Returned:

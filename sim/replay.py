@@ -10,7 +10,7 @@ import zlib
 from collections import deque
 from typing import Any
 
-from sim.core.block_hashes import BlockHashes
+from sim.core.block_hashes import BlockHashes, run_start
 from sim.core.request import FINISHED, Request
 from sim.core.scheduler import Scheduler
 from sim.core.settings import Rules, Settings
@@ -35,7 +35,7 @@ class ScriptedContent:
         size = self._block_size
         for start in range(len(hashes) * size, count * size, size):
             tokens = [self._at(position) for position in range(start, start + size)]
-            hashes.append(hash((hashes[-1] if hashes else 0, *tokens)))
+            hashes.append(run_start(hash((hashes[-1] if hashes else 0, *tokens))))
 
     def _at(self, position: int) -> int:
         output = position - len(self._prompt)
@@ -182,6 +182,7 @@ class _Replay:
         }
         row["delivered"] = dict(zip(ids, returned.delivered, strict=True))
         row["finished"] = sorted(finished)
+        self.scheduler.recycle(batch)
         row["after_update"] = self.running_state()
         row["free_blocks_after_update"] = self.free_blocks()
 

@@ -6,7 +6,8 @@ that nobody shares are two runs, whatever their length. Knows nothing of tokens,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -14,18 +15,26 @@ if TYPE_CHECKING:
 BlockHash: TypeAlias = int
 """A hash of a full block's content and of all before it: a signed 64-bit number."""
 
+PAGE_BITS: Final = 6
+"""The prefix cache has hashes on pages of 64 consecutive numbers."""
+
+
+def run_start(number: int) -> BlockHash:
+    """A hash that others can follow, of any number of 64 bits: it is the first of a page, and far from 64 bits' end."""
+    return number >> 1 & -1 << PAGE_BITS
+
 
 class BlockHashes:
     """As a list of numbers, but for what it costs."""
 
-    __slots__ = ("_ends", "_last_start", "_shifts", "num_blocks")
+    __slots__ = ("_last_start", "ends", "num_blocks", "shifts")
 
     def __init__(self) -> None:
         self.num_blocks: i64 = 0
         """Full blocks of which the hash is known."""
-        self._ends: list[int] = []
+        self.ends: list[int] = []
         """By run: the number of the block behind it."""
-        self._shifts: list[int] = []
+        self.shifts: list[int] = []
         """By run: a block's hash less its number."""
         self._last_start: i64 = 0
         """Of the last run: the number of its first block."""
@@ -41,7 +50,7 @@ class BlockHashes:
             index += known
         if not 0 <= index < known:
             raise IndexError(f"block {index} of {known}")
-        return self._shifts[self._run(index)] + index
+        return self.shifts[self.run_of(index)] + index
 
     def numbers(self, count: int) -> list[BlockHash]:
         """The first `count`, or as many as there are. For checks and tests."""
@@ -51,28 +60,18 @@ class BlockHashes:
         """The next block's."""
         shift = block_hash - self.num_blocks
         self.num_blocks += 1
-        if self._shifts and self._shifts[-1] == shift:
-            self._ends[-1] = self.num_blocks
+        if self.shifts and self.shifts[-1] == shift:
+            self.ends[-1] = self.num_blocks
         else:
             self._last_start = self.num_blocks - 1
-            self._shifts.append(shift)
-            self._ends.append(self.num_blocks)
+            self.shifts.append(shift)
+            self.ends.append(self.num_blocks)
 
     def go_on(self, count: i64) -> None:
         """The next blocks have the next numbers. There must be one already."""
         self.num_blocks += count
-        self._ends[-1] = self.num_blocks
+        self.ends[-1] = self.num_blocks
 
-    def following(self, index: int) -> tuple[BlockHash, int]:
-        """The hash of this block, and of how many blocks from it on the hashes are consecutive numbers."""
-        if index >= self._last_start:
-            return self._shifts[-1] + index, self.num_blocks - index
-        run = self._run(index)
-        return self._shifts[run] + index, self._ends[run] - index
-
-    def _run(self, index: int) -> int:
-        ends = self._ends
-        run = len(ends) - 1
-        while run > 0 and index < ends[run - 1]:
-            run -= 1
-        return run
+    def run_of(self, index: int) -> int:
+        """The run that this block is in."""
+        return len(self.ends) - 1 if index >= self._last_start else bisect_right(self.ends, index)

@@ -166,12 +166,12 @@ class BlockPool:
         free = walk
         num_hashed: i64 = 0
         if counts.count(1) != len(walk):
-            for block, count in zip(walk, counts, strict=True):
-                if count == 0:
+            for block in walk:
+                if refs[block] == 0:
                     raise ValueError(f"block {block} is released, but nobody refers to it")
-            for block, count in zip(walk, counts, strict=True):
-                refs[block] = count - 1
-            free = [block for block, count in zip(walk, counts, strict=True) if count == 1]
+            for block in walk:
+                refs[block] = refs[block] - 1
+            free = [block for block in walk if refs[block] == 0]
             self.extra_refs -= len(walk) - len(free)
         for block in free:
             refs[block] = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.core.block_hashes import BlockHash, BlockHashes
+from sim.core.block_hashes import PAGE_BITS, BlockHash, BlockHashes
 
 if TYPE_CHECKING:
     pass
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-_BITS: Final = 6
-_SIZE: Final = 1 << _BITS
+_SIZE: Final = 1 << PAGE_BITS
 
 
 class Page:
@@ -29,7 +28,7 @@ class Page:
     __slots__ = ("blocks", "number")
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number: i64 = number
         """Its hashes over 64."""
         self.blocks: list[int] = []
         """By place on the page, which is the hash's last six bits, as far as there are any; 0 for none."""
@@ -62,7 +61,7 @@ class PrefixCache:
         for page in self._pages.values():
             for place, block in enumerate(page.blocks):
                 if block:
-                    found[block] = (page.number << _BITS) + place
+                    found[block] = (page.number << PAGE_BITS) + place
         for block, block_hash in self._duplicate_of.items():
             found[block] = block_hash
         return found
@@ -77,13 +76,17 @@ class PrefixCache:
     def find_all(self, block_hashes: BlockHashes, count: int) -> list[int]:
         """The blocks that hold the first `count` contents, up to the first that none does."""
         found: list[int] = []
+        run = 0
         while len(found) < count:
-            block_hash, length = block_hashes.following(len(found))
-            page = self._pages.get(block_hash >> _BITS)
+            first = len(found)
+            if block_hashes.ends[run] == first:
+                run += 1
+            block_hash = block_hashes.shifts[run] + first
+            page = self._pages.get(block_hash >> PAGE_BITS)
             if page is None:
                 break
             place = block_hash & (_SIZE - 1)
-            length = min(min(length, _SIZE - place), count - len(found))
+            length = min(min(block_hashes.ends[run], count) - first, _SIZE - place)
             blocks = page.blocks[place : place + length]
             if 0 in blocks:
                 del blocks[blocks.index(0) :]
@@ -104,34 +107,42 @@ class PrefixCache:
         for block in blocks:
             if pages[block] is not None:
                 raise ValueError(f"block {block} has a hash already")
-        total = len(blocks)
-        first = 0
+        ends, shifts = block_hashes.ends, block_hashes.shifts
+        total: i64 = len(blocks)
+        first: i64 = 0
+        run: i64 = block_hashes.run_of(index)
         page = pages[before]
         while first < total:
-            block_hash, length = block_hashes.following(index + first)
+            at: i64 = index + first
+            behind: i64 = ends[run]
+            if at == behind:
+                run += 1
+                behind = ends[run]
+            block_hash: i64 = shifts[run] + at
             place = block_hash & (_SIZE - 1)
+            number = block_hash >> PAGE_BITS
+            if page is None or page.number != number:
+                fresh = Page(number)
+                page = self._pages.setdefault(number, fresh)
+            length = behind - at
             if length > _SIZE - place:
                 length = _SIZE - place
             if length > total - first:
                 length = total - first
-            number = block_hash >> _BITS
-            if page is None or page.number != number:
-                page = self._page(number)
-            part = blocks if length == total else blocks[first : first + length]
-            if place == len(page.blocks):
-                page.blocks.extend(part)
-            else:
-                self._insert_among(page, place, part)
-            for block in part:
+            if length == 1 and place == len(page.blocks):
+                block = blocks[first]
+                page.blocks.append(block)
                 pages[block] = page
+            else:
+                part = blocks[first : first + length]
+                if place == len(page.blocks):
+                    page.blocks.extend(part)
+                else:
+                    self._insert_among(page, place, part)
+                for block in part:
+                    pages[block] = page
             first += length
         self._num_hashed += total
-
-    def _page(self, number: int) -> Page:
-        page = self._pages.get(number)
-        if page is None:
-            page = self._pages[number] = Page(number)
-        return page
 
     def _insert_among(self, page: Page, place: int, blocks: list[int]) -> None:
         """Put blocks on a page of which something from `place` on is missing, or there already."""
@@ -143,7 +154,7 @@ class PrefixCache:
             elif known[place] == 0:
                 known[place] = block
             else:
-                block_hash = (page.number << _BITS) + place
+                block_hash = (page.number << PAGE_BITS) + place
                 self._duplicates.setdefault(block_hash, []).append(block)
                 self._duplicate_of[block] = block_hash
             place += 1
@@ -201,7 +212,7 @@ class PrefixCache:
             others.remove(block)
         else:
             place = page.blocks.index(block)
-            block_hash = (page.number << _BITS) + place
+            block_hash = (page.number << PAGE_BITS) + place
             found = self._duplicates.get(block_hash)
             if found is None:
                 return False
