@@ -173,7 +173,8 @@ class _Replay:
                 accepted = min(listed[self.verified[request.id] % len(listed)], num_drafts)
                 self.verified[request.id] += 1
             sampled.append(accepted + 1 if samples else 0)
-        returned = self.scheduler.update(batch, sampled)
+        batch.settle(sampled)
+        returned = self.scheduler.update(batch)
         ids = [request.id for request in batch.requests]
         finished = {request.id for request in returned.finished}
         row["returned"] = {
