@@ -102,7 +102,7 @@ def by_batch(core: str, quick: bool, repeat: int) -> Panel:
             "engine.num_gpu_blocks=60000",
         ]
         few = max(2 * batch, 300)
-        cost, _, large = pair(few, few + max(4 * batch, 2000), settings, core, repeat)
+        cost, _, large = pair(few, few + max(8 * batch, 8000), settings, core, repeat)
         mean = large.summary["num_request_steps"] / large.summary["num_steps"]
         show(panel, Point(batch, cost * mean, large.peak_mb, f"{cost:.2f} us a request-step, {mean:.1f} in a step"))
     return panel
@@ -112,7 +112,7 @@ def by_pool(core: str, quick: bool, repeat: int) -> Panel:
     """CPU microseconds a request-step under a load that does not depend on the pool."""
     panel = Panel("pool", "blocks in the pool", "CPU microseconds a request-step", [])
     for blocks in (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)[: 5 if quick else 7]:
-        cost, small, large = pair(500, 4000, [users(16), f"engine.num_gpu_blocks={blocks}"], core, repeat)
+        cost, small, large = pair(1000, 13_000, [users(16), f"engine.num_gpu_blocks={blocks}"], core, repeat)
         start = small.cpu_s - cost * small.summary["num_request_steps"] / 1e6
         show(panel, Point(blocks, cost, large.peak_mb, f"start-up {start:.2f} CPU s"))
     return panel
@@ -123,8 +123,8 @@ def by_k(core: str, quick: bool, repeat: int) -> Panel:
     panel = Panel("K", "K, drafts a step", "CPU microseconds a request-step", [], offset=1)
     for k in range(0, 9, 2 if quick else 1):
         drafts = "null" if k == 0 else f"{{method: eagle3, num_speculative_tokens: {k}}}"
-        cost, _, large = pair(500, 3000, [users(64), f"engine.speculative_config={drafts}"], core, repeat)
-        a_request = large.summary["num_request_steps"] / 3000
+        cost, _, large = pair(1000, 13_000, [users(64), f"engine.speculative_config={drafts}"], core, repeat)
+        a_request = large.summary["num_request_steps"] / 13_000
         show(panel, Point(k, cost, large.peak_mb, f"{cost * a_request:.0f} us a request of {a_request:.1f} steps"))
     return panel
 
