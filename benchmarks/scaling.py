@@ -11,7 +11,7 @@ The scenario is that of `cases.py`, one thing changed at a time. Every point is 
 - K: 0 to 8 under 64 such users; the cost of a request-step at the margin
 
 The exponent is the slope of a line through the logarithms (with K + 1 for K): 1 is linear, 0 does not depend on it.
-`--quick` leaves out the upper end of each.
+`--quick` leaves out the upper end of each, and every other K.
 """
 
 from __future__ import annotations

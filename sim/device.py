@@ -216,6 +216,7 @@ class Device:
                 frame.num_rejected = 0
             request.device_position = end
         batch.num_accepted_tokens = num_accepted
+        batch.is_settled = True
         number = len(frames)
         decode_tokens = batch.total_tokens - prefill_tokens
         shape.num_reqs = number

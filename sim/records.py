@@ -41,7 +41,10 @@ FATES: Final = ("fresh", "stale_delivered", "stale_dropped", "unknown", "discard
 
 
 class Frame:
-    """One request in one step: what its schedule decided, and later what became of it."""
+    """One request in one step: what its schedule decided, and later what became of it.
+
+    It is used again and again. Until something is settled it has what was settled when it was used last.
+    """
 
     __slots__ = (
         "epoch",
@@ -100,6 +103,7 @@ class Batch:
         "frames",
         "held_blocks",
         "hits",
+        "is_settled",
         "lookahead",
         "max_model_len",
         "num_accepted_tokens",
@@ -151,6 +155,8 @@ class Batch:
         self.proposed: list[int] = []
         """Drafts that the drafter proposes for each frame's request, where that may be fewer than `num_spec_tokens`;
         else empty. Settled with `accepted`."""
+        self.is_settled = False
+        """The device has launched it, so that it is known what its frames sample and which drafts they get accepted."""
         self.num_accepted_tokens = 0
         """`accepted`, added up; settled with it."""
 
@@ -183,7 +189,8 @@ class Batch:
 
     @property
     def accepted(self) -> list[int]:
-        return [frame.num_accepted for frame in self.frames]
+        """Accepted drafts by frame; empty until the batch is settled."""
+        return [frame.num_accepted for frame in self.frames] if self.is_settled else []
 
     def settle(self, sampled: list[int]) -> None:
         """What was sampled, by frame: accepted drafts + 1, or 0 for a chunk. For who is no `sim.device`.
@@ -205,6 +212,7 @@ class Batch:
                 frame.num_rejected = frame.num_drafts + 1 - num_sampled
                 total += num_sampled - 1
         self.num_accepted_tokens = total
+        self.is_settled = True
 
 
 class Returned:
@@ -293,8 +301,11 @@ class Observer(Protocol):
     def scheduled(self, now: int, batch: Batch) -> None:
         """A schedule has ended."""
 
+    def step_started(self, now: int, batch: Batch, shape: object, cost: object) -> None:
+        """The device begins a step, which is settled: `sim.models.timing` has the shape and the cost."""
+
     def step_ended(self, now: int, batch: Batch) -> None:
-        """The device has ended a step; `batch.accepted` is settled."""
+        """The device has ended a step."""
 
     def updated(self, now: int, returned: Returned) -> None:
         """An update has ended."""

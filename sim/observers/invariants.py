@@ -1,8 +1,8 @@
 """Laws 1 to 6 of `docs/ledger.md`, held at every record: double entry.
 
 The ledger derives its view from records alone; this observer holds that view, each block as the records' operations
-leave it, and the requests' counters against the pool and the scheduler themselves. It walks everything at every record,
-so a run under `--check` is slower. It changes nothing.
+leave it, and the requests' counters against the pool and the scheduler themselves. It walks nearly everything at
+every record, so a run under `--check` is slower. It changes nothing.
 """
 
 from __future__ import annotations
