@@ -15,7 +15,9 @@ import sim
 from sim.build import build
 from sim.cli import app
 from sim.core.block_hashes import BlockHashes
+from sim.records import Batch
 from sim.scenario import ScenarioError, load_scenario
+from tests.by_hand import Turns
 from workloads.traces import TraceError
 
 CASE = Path(__file__).parent / "conformance" / "cases" / "23-all-accepted.case.json.gz"
@@ -176,3 +178,72 @@ def test_0_26_falls_over_a_negative_frame_even_of_a_request_that_is_gone() -> No
     scheduler.abort("a")
     with pytest.raises(EngineCrash, match="a frame of -1 tokens"):
         scheduler.update(batch, [1])
+
+
+def test_a_chunk_with_drafts_leaves_no_hole_in_the_accounts() -> None:
+    """Presets that lose count of placeholders (0.24, 0.26) admit a request again with a padded frame that is short of
+    what it believes: a chunk, with drafts. Law 1 holds at every record all the same."""
+    overrides = [
+        "engine.preset=vllm-0.26",
+        "engine.speculative_config={method: ngram_gpu, num_speculative_tokens: 7}",
+        "engine.block_size=2",
+        "engine.max_model_len=100",
+        "engine.max_num_seqs=6",
+        "engine.max_num_batched_tokens=1200",
+        "engine.num_gpu_blocks=61",
+        "timing.fixed_step_ms=5",
+        "timing.schedule_ms=0.3",
+        "limits.max_steps=400",
+        "seed=5",
+        "engine.scheduling_policy=priority",
+        "acceptance={model: geometric, rate: 0.0}",
+        "workload={synthetic: {num_requests: 30, arrivals: {process: constant, rate: 100}, prompt_tokens: {distribution: "
+        "uniform, min: 1, max: 15}, output_tokens: {distribution: uniform, min: 10, max: 34}, shared_prefix: {count: 1, "
+        "tokens: 12}, priority: {levels: [0, 1, 2]}}}",
+        "events=["
+        + ", ".join(
+            f"{{type: reset_prefix_cache, reset_running_requests: true, at_s: {at}}}"
+            for at in (0.12, 0.385, 0.485, 0.257)
+        )
+        + "]",
+    ]
+    simulation = build(load_scenario("minimal", overrides), check=True)
+    chunks = []
+
+    class Chunks:
+        def scheduled(self, now: int, batch: Batch) -> None:
+            chunks.extend(frame.num_drafts for frame in batch.frames if frame.num_drafts and not frame.samples)
+
+    simulation.add_observer(Chunks())
+    simulation.run()
+    assert chunks  # so that it is what it says
+
+
+def test_a_request_below_its_start_is_cut_by_the_models_length_alone() -> None:
+    """0.24 may roll a request back below 0; its frame then ends at max_model_len - 1, by vLLM's
+    `min(num_new_tokens, max_model_len - 1 - num_computed_tokens)`: 30 - 1 + 5 tokens from -5 on."""
+    turns = Turns("vllm-0.24", "ngram_gpu", 20, max_model_len=30, async_scheduling=True)
+    request = turns.add(20, 9)
+    turns.step()
+    request.num_computed_tokens = -5
+    request.num_drafts = 20
+    assert turns.schedule()["r0"][0] == 34
+
+
+def test_a_batch_that_nobody_settled_is_refused_and_one_given_back_twice_gives_nothing() -> None:
+    turns = Turns()
+    for _ in range(2):
+        turns.add(4)
+    turns.schedule()
+    with pytest.raises(ValueError, match="batch 0 comes back, and nothing says what it sampled"):
+        turns.scheduler.update(turns.batch)
+    assert turns.batch.accepted == []
+    first = turns.batch
+    turns.update()
+    for _ in range(2):
+        turns.scheduler.recycle(first)
+    assert first.frames == []
+    for _ in range(2):
+        turns.add(4)
+    turns.schedule()
+    assert len({id(frame) for frame in turns.batch.frames}) == 4

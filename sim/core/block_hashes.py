@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
 BlockHash: TypeAlias = int
-"""A hash of a full block's content and of all before it: a signed 64-bit number."""
+"""A hash of a full block's content and of all before it: from -2^62 on and below 2^62, as `run_start` gives it."""
 
 PAGE_BITS: Final = 6
 """The prefix cache has hashes on pages of 64 consecutive numbers."""

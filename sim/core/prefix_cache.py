@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Final
 from sim.core.block_hashes import PAGE_BITS, BlockHash, BlockHashes
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from mypy_extensions import i64
 
 _SIZE: Final = 1 << PAGE_BITS

@@ -37,7 +37,7 @@ class Content(Protocol):
         """Append hashes of full blocks, in order, until there are `count` or more.
 
         Two blocks have the same hash if and only if they and all blocks before them hold the same tokens
-        (up to collisions of a 64-bit hash).
+        (up to collisions of their hashes).
         """
 
 

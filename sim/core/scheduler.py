@@ -7,7 +7,7 @@ its versions comes in as `Rules`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sim.core.batch import BatchBuilder
 from sim.core.block_pool import BlockPool
@@ -22,6 +22,9 @@ from sim.records import DISCARDED, FRESH, STALE_DROPPED, UNKNOWN, Batch, Frame, 
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
+
+_UNLIMITED: Final = 1 << 40
+"""More tokens than any frame has."""
 
 
 class Scheduler:
@@ -143,7 +146,7 @@ class Scheduler:
         token_room: i64 = builder.token_budget
         input_room: i64 = builder.input_budget - draft_slots
         input_binds = draft_slots > 0 or builder.input_budget < builder.token_budget
-        most: i64 = threshold if threshold > 0 else settings.max_model_len
+        most: i64 = threshold if threshold > 0 else _UNLIMITED
         prefill_scheduled = False
         first = 0
         walks = True
@@ -353,10 +356,12 @@ class Scheduler:
         """Take a returned batch back; `sampled` are the tokens by frame if the batch has not been settled yet.
 
         Raises:
-            ValueError: see `Batch.settle`. Nothing has been changed.
+            ValueError: see `Batch.settle`; or nothing says what was sampled. Nothing has been changed.
         """
         if sampled is not None:
             batch.settle(sampled)
+        elif not batch.is_settled:
+            raise ValueError(f"batch {batch.number} comes back, and nothing says what it sampled")
         result = Returned(batch)
         stale_output = self._rules.stale_output
         if self._rules.negative_frames and min(batch.tokens) < 0:
@@ -438,6 +443,8 @@ class Scheduler:
         result.num_sampled_tokens = batch.num_accepted_tokens + len(batch.frames) - batch.num_chunk_frames
         result.num_delivered_tokens = result.num_sampled_tokens - num_lost
         result.num_rejected_tokens = batch.num_draft_tokens - batch.num_accepted_tokens
+        if batch.num_chunk_frames:  # Where a preset has lost count of its tokens, a chunk may have drafts.
+            result.num_rejected_tokens = sum([frame.num_rejected for frame in batch.frames])
         result.num_stale_frames = num_stale
         if stopped_running:
             self.running = [request for request in self.running if request.status == RUNNING]
@@ -471,8 +478,9 @@ class Scheduler:
                 request.num_drafts = 0 if request.is_prefill_chunk else num_drafts
 
     def recycle(self, batch: Batch) -> None:
-        """Nobody looks any more at a batch that has been taken back: its frames may be used again."""
+        """Nobody looks any more at a batch that has been taken back: it gives its frames away, to be used again."""
         self._spare_frames.extend(batch.frames)
+        batch.frames = []
 
     def _finish(self, request: Request) -> None:
         if self._rules.cache_at_finish and request.status == RUNNING:

@@ -34,8 +34,8 @@ _ACTIVATION_BYTES: Final = 2
 """Activations, and what an all-reduce sends, are 16-bit."""
 
 _MEMO_ROWS: Final = 65536
-_Known = tuple[int, float, float, float, float, int, int, int, int]
 """Row counts beyond a step's are rarely seen twice; they are not kept."""
+_Known = tuple[int, float, float, float, float, int, int, int, int]
 
 ATTENTION_KERNELS: Final = ("fa2", "fa3", "flashinfer")
 """fa2: KV is not split where a request has several query tokens. fa3, flashinfer: it is."""

@@ -339,10 +339,10 @@ class Ledger:
             num_tokens = frame.num_tokens
             if account.closed:
                 self.stale_write_slots += num_tokens
-                valid_delta -= num_tokens - frame.num_rejected
+                valid_delta -= num_tokens - (frame.num_rejected if frame.samples else frame.num_drafts)
                 continue
             end = account.content_valid + num_tokens
-            valid = end - frame.num_rejected
+            valid = end - (frame.num_rejected if frame.samples else frame.num_drafts)
             written = account.content_written
             if lossy and end > account.capacity:  # Its counters may be wrong; see `_recount`.
                 end = account.capacity
