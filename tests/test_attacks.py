@@ -197,9 +197,10 @@ def test_a_chunk_with_drafts_leaves_no_hole_in_the_accounts() -> None:
         "seed=5",
         "engine.scheduling_policy=priority",
         "acceptance={model: geometric, rate: 0.0}",
-        "workload={synthetic: {num_requests: 30, arrivals: {process: constant, rate: 100}, prompt_tokens: {distribution: "
-        "uniform, min: 1, max: 15}, output_tokens: {distribution: uniform, min: 10, max: 34}, shared_prefix: {count: 1, "
-        "tokens: 12}, priority: {levels: [0, 1, 2]}}}",
+        "workload={synthetic: {num_requests: 30, arrivals: {process: constant, rate: 100}, "
+        "prompt_tokens: {distribution: uniform, min: 1, max: 15}, "
+        "output_tokens: {distribution: uniform, min: 10, max: 34}, "
+        "shared_prefix: {count: 1, tokens: 12}, priority: {levels: [0, 1, 2]}}}",
         "events=["
         + ", ".join(
             f"{{type: reset_prefix_cache, reset_running_requests: true, at_s: {at}}}"
