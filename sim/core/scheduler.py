@@ -35,7 +35,6 @@ class Scheduler:
         "_draft_lengths",
         "_draft_slots",
         "_num_schedules",
-        "_odd_frames",
         "_rules",
         "_settings",
         "_spare_frames",
@@ -84,8 +83,6 @@ class Scheduler:
         self.waiting: WaitingQueue = PriorityQueue() if settings.priority else FcfsQueue()
         self._num_schedules = 0
         self._spare_frames: list[Frame] = []
-        self._odd_frames: list[Frame] = []
-        """Of the latest update: those that are stale or were trimmed."""
         self._unreported_finish = False
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
@@ -145,7 +142,6 @@ class Scheduler:
         longest: i64 = settings.max_model_len - 1
         token_room: i64 = builder.token_budget
         input_room: i64 = builder.input_budget - draft_slots
-        input_binds = draft_slots > 0 or builder.input_budget < builder.token_budget
         most: i64 = threshold if threshold > 0 else _UNLIMITED
         prefill_scheduled = False
         first = 0
@@ -153,7 +149,7 @@ class Scheduler:
         while walks:  # Once, and again from behind a request that room was made for: the list has changed.
             walks = False
             for request in running[first:] if first > 0 else running:
-                if token_room <= 0 or (input_binds and input_room <= 0):
+                if token_room <= 0 or input_room <= 0:
                     break
                 placeholders = request.num_output_placeholders
                 computed = request.num_computed_tokens
@@ -167,7 +163,7 @@ class Scheduler:
                     num_tokens = most
                 if num_tokens > token_room:
                     num_tokens = token_room
-                if input_binds and num_tokens > input_room:
+                if num_tokens > input_room:
                     num_tokens = input_room
                 end = computed + num_tokens
                 if end > longest:
@@ -185,10 +181,7 @@ class Scheduler:
                         if not walks:
                             walks = True
                             first = running.index(request)
-                        builder.input_budget -= builder.token_budget - token_room
-                        builder.token_budget = token_room
-                        if input_binds:
-                            builder.input_budget = input_room + draft_slots
+                        builder.token_budget, builder.input_budget = token_room, input_room + draft_slots
                         first = self._make_room(builder, first)
                         token_room, input_room = builder.token_budget, builder.input_budget - draft_slots
                         if request.status != RUNNING:
@@ -210,15 +203,11 @@ class Scheduler:
                 frame.epoch = request.epoch
                 frames.append(frame)
                 token_room -= num_tokens
-                if input_binds:
-                    input_room -= num_tokens + draft_slots
+                input_room -= num_tokens + draft_slots
                 if walks:
                     first += 1
                     break
-        builder.input_budget -= builder.token_budget - token_room
-        builder.token_budget = token_room
-        if input_binds:
-            builder.input_budget = input_room + draft_slots
+        builder.token_budget, builder.input_budget = token_room, input_room + draft_slots
         return prefill_scheduled
 
     def _make_room(self, builder: BatchBuilder, index: int) -> int:
@@ -369,11 +358,6 @@ class Scheduler:
         is_async = self._settings.async_scheduling
         undo_frees = self._rules.undo.frees
         may_discard = stale_output.frames_count
-        odd_frames = self._odd_frames
-        for frame in odd_frames:
-            frame.fate = FRESH
-            frame.num_trimmed = 0
-        odd_frames.clear()
         stopped_running = False
         num_lost: i64 = 0
         num_stale: i64 = 0
@@ -381,7 +365,8 @@ class Scheduler:
             request = frame.request
             num_sampled = frame.num_sampled
             rejected = frame.num_rejected
-            fate: i64 = FRESH
+            frame.fate = fate = FRESH
+            frame.num_trimmed = 0
             counts = True
             if request.epoch != frame.epoch or (may_discard and request.async_tokens_to_discard):
                 fate = self._fate(request, frame.num_tokens, num_sampled, frame.epoch)
@@ -389,7 +374,6 @@ class Scheduler:
                     counts = may_discard
                     num_stale += 1
                     frame.fate = fate
-                    odd_frames.append(frame)
                     if fate == STALE_DROPPED or fate == UNKNOWN:
                         frame.num_delivered = 0
                         num_lost += num_sampled
@@ -421,7 +405,6 @@ class Scheduler:
                     confirmed -= trimmed
                     num_lost += trimmed
                     frame.num_trimmed = trimmed
-                    odd_frames.append(frame)
             frame.num_delivered = kept
             request.num_tokens = confirmed
             if is_async:
@@ -472,6 +455,8 @@ class Scheduler:
     def _propose(self, batch: Batch) -> None:
         """Without async scheduling the drafts for the next frame are known only now."""
         proposed = batch.proposed or [batch.num_spec_tokens] * len(batch.frames)
+        if len(proposed) != len(batch.frames):
+            raise ValueError(f"{len(proposed)} numbers of proposed drafts for {len(batch.frames)} frames")
         for frame, num_drafts in zip(batch.frames, proposed):
             request = frame.request
             if frame.samples and request.status != FINISHED:
